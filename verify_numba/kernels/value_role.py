@@ -1,0 +1,58 @@
+"""The value warps: O = alpha O + V^T P over the tiles of a request, then the partial or the final result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verify_numba.geometry import WEIGHT_BUFFERS, Geometry
+from verify_numba.kernels.work import make_walk
+
+
+def make_value_role(g: Geometry, ops: Any) -> Any:
+    STAGES, STAGE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.stages, g.stage_bytes, g.weight_bytes, 4 * g.rows
+    at = g.shared
+    STAGE, FULL, EMPTY = at.stage, at.full, at.empty
+    WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
+    ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
+    INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
+    i32, wait, arrive, first_share = ops.i32, ops.wait, ops.arrive, ops.first_share
+    zero_o, any_grew, scale_o, accumulate = ops.zero_o, ops.any_grew, ops.scale_o, ops.accumulate
+    store_partial, store_out = ops.store_partial, ops.store_out
+    request_of, stop_of, after = make_walk(ops)
+
+    @ops.device
+    def value_role(batch, block, me, row_capacity, part_o, out):
+        base = block.base
+        share = first_share(batch, block.worker, block.workers)
+        count, stage, parity, segment = i32(0), i32(0), i32(0), i32(0)
+        while share.begin < share.end:
+            request = request_of(batch, share.b)
+            first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
+            rows = i32(request.T * batch.H)
+            if first < last and block.row0 < rows:
+                o = zero_o()
+                for _ in range(first, last):
+                    buffer = i32(count & (WEIGHT_BUFFERS - 1))
+                    wait(base + FULL + 8 * stage, parity)
+                    wait(base + WEIGHTS_FULL + 8 * buffer, i32((count // WEIGHT_BUFFERS) & 1))
+                    if any_grew(base + GREW + 32 * buffer) != 0:
+                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 32 * buffer)
+                    o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
+                    arrive(base + EMPTY + 8 * stage)
+                    arrive(base + WEIGHTS_EMPTY + 8 * buffer)
+                    count = i32(count + 1)
+                    stage = i32(stage + 1)
+                    if stage == STAGES:
+                        stage, parity = i32(0), i32(parity ^ 1)
+
+                wait(base + INVERSE_FULL, i32(segment & 1))
+                if last - first < request.tiles:
+                    slot = i32(block.worker + share.b)
+                    store_partial(o, base + INVERSE, part_o, slot * row_capacity + block.row0, block.rank, me)
+                else:
+                    store_out(o, base + INVERSE, out, request.n0 * batch.H, block.row0, rows, block.rank, me)
+                arrive(base + INVERSE_EMPTY)
+                segment = i32(segment + 1)
+            share = after(share, request)
+
+    return value_role

@@ -1,0 +1,71 @@
+"""Tree-verify attention over a paged latent cache: the dense prefix, then the masked draft tail, split over blocks.
+
+Every request is one sequence of key tiles: its prefix, 16 slots a tile, then its draft tokens, 16 a tile. The sequences
+of all requests follow one another, and each worker (a block, or a cluster of two) takes an equal share of the whole:
+one long request spreads over all multiprocessors, many short ones take one each, and nothing depends on lengths that
+the host knows. A share that covers a whole request writes the result; any other writes a partial, for the merge.
+
+Inside a block the warps have three roles, joined by mbarriers in shared memory:
+
+    copy    slots -> rows -> a ring of stages (one warp)
+    score   S = K Q^T, the partner block's half added, the mask, online softmax -> weights P
+    value   O = alpha O + V^T P
+
+The method is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) split over the keys (Flash-Decoding,
+Dao et al. 2023); O is rescaled only when a maximum has grown by more than 2^8. The same source runs on a CPU: `ops`
+brings each operation on a warp's tile either as PTX or as NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verify_numba.geometry import VALUE_WARPS, Geometry
+from verify_numba.kernels.copy_role import make_copy_role
+from verify_numba.kernels.score_role import make_score_role
+from verify_numba.kernels.value_role import make_value_role
+from verify_numba.kernels.work import Batch, Block
+
+
+def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
+    """The kernel of one variant; `ops` is `ptx_ops(g)` or `numpy_ops(g)`.
+
+    Grid (cluster * workers, row blocks), `g.threads` threads. Pointers are int64 addresses, strides are bytes.
+    """
+    ROWS, COPY_WARP = g.rows, g.copy_warp
+    i32, warp_id, shared_base = ops.i32, ops.warp_id, ops.shared_base
+    cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
+        ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
+    )  # fmt: skip
+    init_barriers, announce, await_start, settle, finish = (
+        ops.init_barriers, ops.announce, ops.await_start, ops.settle, ops.finish,
+    )  # fmt: skip
+    copy_role, score_role, value_role = make_copy_role(g, ops), make_score_role(g, ops), make_value_role(g, ops)
+
+    def verify_kernel(
+        q, q_token_stride, q_head_stride, k, k_stride, pool, pool_stride,
+        qo_indptr, kv_indptr, kv_indices, mask, mask_indptr,
+        widths, layout, parts, bs, H, min_tiles, scale,
+        part_o, part_lse, out, lse,
+    ):  # fmt: skip
+        warp = warp_id()
+        batch = Batch(bs, H, parts, layout, widths, min_tiles, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr)
+        block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
+        row_capacity = i32(ROWS * row_blocks())
+        if warp == COPY_WARP:
+            # The warp that sets up the barriers starts to copy at once; the others wait until they are set up.
+            init_barriers(block.base)
+            announce()
+            copy_role(batch, block, k, k_stride, pool, pool_stride)
+            settle()
+        else:
+            await_start()
+            if warp >= VALUE_WARPS:
+                score_role(batch, block, i32(warp - VALUE_WARPS), scale,
+                           q, q_token_stride, q_head_stride, row_capacity, part_lse, lse)  # fmt: skip
+            else:
+                value_role(batch, block, warp, row_capacity, part_o, out)
+        finish()
+
+    return verify_kernel
