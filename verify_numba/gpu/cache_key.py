@@ -32,8 +32,8 @@ def cache_key(spec: KernelSpec, cc: ComputeCapability, source_root: Path = PACKA
     `spec.build` counts as well. Reads files and package metadata only: importing numba is not needed.
     """
     digest = hashlib.sha256()
-    parts = [_sources(source_root), *_defining_file(spec.build, source_root), *_toolchain(), *_values(spec), str(cc)]
-    for part in parts:
+    sources = [_sources(source_root), *_defining_file(spec.build, source_root)]
+    for part in [*sources, *_toolchain(), *_values(spec), str(cc)]:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
@@ -58,19 +58,26 @@ def _defining_file(build: Callable[..., Any], root: Path) -> list[str]:
 
 @functools.cache
 def _toolchain() -> tuple[str, ...]:
-    return tuple(f"{name}={_version(name)}" for name in TOOLCHAIN) + (os.environ.get("CUDA_HOME", ""),)
+    versions = (f"{name}={version}" for name, version in toolchain_versions().items())
+    return (*versions, os.environ.get("CUDA_HOME", ""))
 
 
-def _version(package: str) -> str:
+def toolchain_versions() -> dict[str, str | None]:
+    """Version of every package of `TOOLCHAIN`; None where it is not installed."""
+    return {name: _version(name) for name in TOOLCHAIN}
+
+
+def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "absent"
+        return None
 
 
 def _values(spec: KernelSpec) -> list[str]:
-    plain = [f"{f.name}={getattr(spec, f.name)!r}" for f in fields(spec) if f.name not in ("build", "signature")]
-    return [*plain, _describe(spec.build), _describe(spec.signature)]
+    plain = [f.name for f in fields(spec) if f.name not in ("build", "signature")]
+    values = [f"{name}={getattr(spec, name)!r}" for name in plain]
+    return [*values, _describe(spec.build), _describe(spec.signature)]
 
 
 def _describe(value: Any) -> str:

@@ -29,17 +29,18 @@ class CompileError(RuntimeError):
 
 
 def compile_ptx(spec: KernelSpec, cc: ComputeCapability) -> str:
-    """The PTX of a variant for compute capability `cc`; CompileError where Numba refuses the kernel."""
+    """The PTX of a variant for compute capability `cc`; CompileError where Numba cannot compile it."""
     from numba import cuda
-    from numba.core.errors import NumbaError
 
-    bounds = (spec.threads, spec.min_blocks, spec.cluster) if spec.cluster > 1 else (spec.threads, spec.min_blocks)
+    bounds = (spec.threads, spec.min_blocks) + ((spec.cluster,) if spec.cluster > 1 else ())
     try:
         ptx, _ = cuda.compile(
-            spec.build(), spec.signature(), cc=cc, output="ptx", device=False, abi="numba", launch_bounds=bounds
-        )
-    except NumbaError as error:
-        raise CompileError(f"kernel {spec.name} does not compile for {arch(cc)}: {error}") from error
+            spec.build(), spec.signature(),
+            cc=cc, output="ptx", device=False, abi="numba", launch_bounds=bounds,
+        )  # fmt: skip
+    except Exception as error:  # Numba's own errors, and whatever breaks inside it on a bad kernel
+        what = f"{type(error).__name__}: {error}"
+        raise CompileError(f"kernel {spec.name} does not compile for {arch(cc)}: {what}") from error
     text = ptx if isinstance(ptx, str) else ptx.decode()
     return _limit_registers(text, spec.max_registers)
 

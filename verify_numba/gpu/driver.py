@@ -52,16 +52,23 @@ class Driver:
         self._primary: dict[int, int] = {}
         self._guard = threading.Lock()
         for name, argtypes in structs.PROTOTYPES.items():
-            function = getattr(lib, name, None)
-            if function is None:
+            if not self._declare(name, argtypes):
                 raise CudaUnavailable(f"libcuda has no {name}: the NVIDIA driver is older than CUDA 12.0")
-            function.argtypes = argtypes
-            function.restype = ctypes.c_int
+        self._has_func_load = self._declare("cuFuncLoad", structs.OPTIONAL["cuFuncLoad"])
         code = lib.cuInit(0)
         if code == structs.ERROR_NO_DEVICE:
             raise CudaUnavailable("the NVIDIA driver sees no GPU (cuInit: CUDA_ERROR_NO_DEVICE)")
         if code:
             raise CudaUnavailable(f"the NVIDIA driver does not start: {self.error('cuInit', code)}")
+
+    def _declare(self, name: str, argtypes: tuple[type, ...]) -> bool:
+        """Set the types of an exported function; False where this driver does not have it."""
+        function = getattr(self.lib, name, None)
+        if function is None:
+            return False
+        function.argtypes = argtypes
+        function.restype = ctypes.c_int
+        return True
 
     def call(self, name: str, *args: Any) -> None:
         """Call `name`; CudaError unless it succeeds."""
@@ -70,7 +77,8 @@ class Driver:
             raise self.error(name, code)
 
     def error(self, call: str, code: int) -> CudaError:
-        return CudaError(call, code, self._describe("cuGetErrorName", code), self._describe("cuGetErrorString", code))
+        name = self._describe("cuGetErrorName", code)
+        return CudaError(call, code, name, self._describe("cuGetErrorString", code))
 
     def _describe(self, function: str, code: int) -> str:
         text = ctypes.c_char_p()
@@ -141,9 +149,15 @@ class Driver:
             return self._primary[device]
 
     def load_function(self, cubin: bytes, entry: str) -> int:
-        """Load a cubin into the current context; the handle of its kernel, kept for the life of the context."""
+        """Load a cubin into the current context; the handle of its kernel, kept for the life of the context.
+
+        The code is on the GPU afterwards: nothing is left for the first launch, which may be in a capture.
+        """
         module = self._handle("cuModuleLoadData", cubin)
-        return self._handle("cuModuleGetFunction", module, entry.encode())
+        function = self._handle("cuModuleGetFunction", module, entry.encode())
+        if self._has_func_load:
+            self.call("cuFuncLoad", function)
+        return function
 
     def function_attribute(self, function: int, attribute: int) -> int:
         return self._int("cuFuncGetAttribute", attribute, function)

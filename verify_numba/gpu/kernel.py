@@ -47,13 +47,14 @@ class LoadedKernel:
             attrs=self._attributes,
             numAttrs=len(self._attributes),
         )  # fmt: skip
-        self._config_at = ctypes.pointer(self._config)
+        self._config_at = ctypes.c_void_p(ctypes.addressof(self._config))
         self._stream = 0
 
     def _pack_arguments(self, arg_format: str) -> None:
         """Storage for the arguments, 8-byte aligned, and the array of their addresses."""
-        offsets = [struct.calcsize("@" + arg_format[: i + 1]) - struct.calcsize(c) for i, c in enumerate(arg_format)]
-        size = struct.calcsize("@" + arg_format)
+        ends = [struct.calcsize("@" + arg_format[: i + 1]) for i in range(len(arg_format))]
+        offsets = [end - struct.calcsize(code) for end, code in zip(ends, arg_format, strict=True)]
+        size = ends[-1] if ends else 0
         self._storage = (ctypes.c_uint64 * max(1, -(-size // 8)))()
         base = ctypes.addressof(self._storage)
         self._addresses = (ctypes.c_void_p * max(1, len(offsets)))(*(base + offset for offset in offsets))
@@ -66,7 +67,7 @@ class LoadedKernel:
         return self._config.gridDimX, self._config.gridDimY
 
     def set_grid(self, x: int, y: int = 1) -> None:
-        """Blocks in x (a multiple of the cluster size) and y for the launches to come; ValueError otherwise."""
+        """Blocks in x (a multiple of the cluster size) and y of the next launches; ValueError otherwise."""
         if x < 1 or x % self.spec.cluster or not 1 <= y <= 65535:
             raise ValueError(
                 f"kernel {self.spec.name}: grid is ({x}, {y}), expected x a positive multiple of "
@@ -75,7 +76,7 @@ class LoadedKernel:
         self._config.gridDimX = x
         self._config.gridDimY = y
 
-    def bind(self, *values: int | float) -> None:
+    def bind(self, *values: float) -> None:
         """Set all arguments, in the signature's order; TypeError where count, kind or range do not fit."""
         try:
             self._pack_into(self._storage, 0, *values)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from verify_numba.gpu import structs
 from verify_numba.gpu.cache import CubinCache
 from verify_numba.gpu.cache_key import cache_key
-from verify_numba.gpu.driver import Driver, GpuInfo, get_driver
+from verify_numba.gpu.driver import CudaError, Driver, GpuInfo, get_driver
 from verify_numba.gpu.kernel import LoadedFunction, LoadedKernel
 from verify_numba.gpu.spec import KernelSpec, arch
 
@@ -64,33 +64,38 @@ class KernelSet:
     def _refuse_capture(self, spec: KernelSpec, stream: int) -> None:
         if self._driver.stream_is_capturing(stream):
             raise ColdLaunchError(
-                f"kernel {spec.name} is not loaded yet and a CUDA graph is being captured: loading would break "
-                "the capture. Call Verifier.warmup() before capturing."
+                f"kernel {spec.name} is not loaded yet and a CUDA graph is being captured: loading would "
+                "break the capture. Call Verifier.warmup() before capturing."
             )
 
     def _load(self, spec: KernelSpec) -> LoadedFunction:
         if not spec.used_on(self.gpu.cc):
+            to = f"to {arch(spec.max_cc)}" if spec.max_cc else "and later"
             raise UnsupportedKernel(
-                f"kernel {spec.name} is for {arch(spec.min_cc)}"
-                f"{f' to {arch(spec.max_cc)}' if spec.max_cc else ' and later'}, {self.gpu.name} is {arch(self.gpu.cc)}"
+                f"kernel {spec.name} is for {arch(spec.min_cc)} {to}, {self.gpu.name} is {arch(self.gpu.cc)}"
             )
         artifact = self._cache.get(spec, self.gpu.cc)
         handle = self._driver.load_function(artifact.cubin, artifact.entry)
-        static = self._driver.function_attribute(handle, structs.FUNC_STATIC_SHARED_BYTES)
-        if static + spec.smem_bytes > self.gpu.smem_block:
-            raise UnsupportedKernel(
-                f"kernel {spec.name} needs {static + spec.smem_bytes:,} B of shared memory a block, "
-                f"{self.gpu.name} has {self.gpu.smem_block:,} B"
-            )
-        self._driver.allow_dynamic_shared(handle, spec.smem_bytes)
+        self._allow_shared(spec, handle)
         return LoadedFunction(
             spec,
             handle,
             artifact.arg_format,
             registers=self._driver.function_attribute(handle, structs.FUNC_REGISTERS),
-            static_smem=static,
+            static_smem=self._driver.function_attribute(handle, structs.FUNC_STATIC_SHARED_BYTES),
             local_bytes=self._driver.function_attribute(handle, structs.FUNC_LOCAL_BYTES),
         )
+
+    def _allow_shared(self, spec: KernelSpec, handle: int) -> None:
+        try:
+            self._driver.allow_dynamic_shared(handle, spec.smem_bytes)
+        except CudaError as error:
+            if error.code != structs.ERROR_INVALID_VALUE:
+                raise
+            raise UnsupportedKernel(
+                f"kernel {spec.name} needs {spec.smem_bytes:,} B of dynamic shared memory a block, "
+                f"{self.gpu.name} has {self.gpu.smem_block:,} B"
+            ) from error
 
 
 @functools.cache

@@ -52,6 +52,7 @@ DEVICE_CC_MINOR = 76
 DEVICE_SHARED_BYTES_PER_SM = 81
 DEVICE_SHARED_BYTES_OPTIN = 97
 
+ERROR_INVALID_VALUE = 1
 ERROR_NO_DEVICE = 100
 ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
@@ -72,8 +73,13 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuFuncGetAttribute": (POINTER(c_int), c_int, c_void_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
-    "cuLaunchKernelEx": (POINTER(LaunchConfig), c_void_p, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuOccupancyMaxActiveClusters": (POINTER(c_int), c_void_p, POINTER(LaunchConfig)),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (POINTER(c_int), c_void_p, c_int, c_size_t),
 }
-"""Argument types by exported name; every function returns a CUresult."""
+"""Argument types by exported name; every function returns a CUresult.
+
+`cuLaunchKernelEx` takes its configuration as an address: ctypes converts that faster than a typed pointer."""
+
+OPTIONAL: dict[str, tuple[type, ...]] = {"cuFuncLoad": (c_void_p,)}
+"""Functions that drivers before CUDA 12.4 lack."""
