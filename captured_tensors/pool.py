@@ -13,7 +13,7 @@ from verify_numba.dims import D_QK
 _MAX_GAP = 4
 """Longest distance kept between neighbouring slots; longer ones in the capture are shortened to it."""
 _SPARE = 8
-"""Slots behind the last one in use, so that a small pool holds NaN rows too."""
+"""Least number of slots behind the last one in use, so that the smallest pool holds NaN rows too."""
 
 
 class ScatteredPool(NamedTuple):
@@ -36,7 +36,7 @@ def scatter_pool(
     holds NaN unless the case itself uses it.
 
     Args:
-        slots: size of the pool; by default a few times what the case needs.
+        slots: size of the pool; by default at least twice what the case needs.
         permute_seed: move every row to another slot, at random over the whole pool.
 
     Raises:
@@ -46,7 +46,7 @@ def scatter_pool(
     owned = np.unique(np.concatenate([case.kv_indices[:used], case.out_cache_loc]).astype(np.int64))
     owned = owned[owned != SINK]
     target = _compact(owned, slots)
-    size = slots if slots is not None else int(target[-1] if len(target) else 0) + 1 + _SPARE
+    size = slots if slots is not None else max(int(target.max(initial=0)), 2 * len(owned)) + 1 + _SPARE
     move = _permutation(size, permute_seed)
 
     kv_pool = np.full((size, 1, D_QK), np.nan, dtype=BF16)
