@@ -1,0 +1,84 @@
+"""FlashInfer's paged MLA wrapper, backends fa2 and fa3: page size 1, no tree mask, compiled on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.bench_inputs import Workload
+from harness.peers.base import OPEN, Contender, Output, missing, needs_cuda
+from verify_numba.dims import D_ROPE, D_V
+
+WORKSPACE_BYTES = 128 << 20
+MIN_MAJOR = {"fa2": 8, "fa3": 9}
+MAX_MAJOR = {"fa2": 99, "fa3": 9}
+
+
+class FlashInfer:
+    """Every draft token sees the prefix and all draft tokens: as many keys as with a full tree, without a mask."""
+
+    def __init__(self, backend: str) -> None:
+        self.name, self._backend = f"flashinfer-{backend}", backend
+
+    def available(self, device: torch.device) -> str | None:
+        try:
+            importlib.import_module("flashinfer.mla")
+        except Exception as error:  # noqa: BLE001 - a foreign package may fail in any way; the reason is shown
+            return missing("flashinfer", error)
+        return needs_cuda(device) or self._wrong_gpu(device)
+
+    def prepare(self, work: Workload) -> Contender:
+        mla: Any = importlib.import_module("flashinfer.mla")
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=work.device)
+        wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=self._backend)
+        indices = [torch.cat(requests).int() for requests in work.sets]
+        _plan(wrapper, work, indices[0])
+        out = torch.empty(*work.q.shape[:2], D_V, dtype=work.q.dtype, device=work.device)
+        calls = [_Call(wrapper, work, slots, out) for slots in indices]
+        return Contender(self.name, calls, Output(out), OPEN, note="no mask")
+
+    def _wrong_gpu(self, device: torch.device) -> str | None:
+        major, minor = torch.cuda.get_device_capability(device)
+        if MIN_MAJOR[self._backend] <= major <= MAX_MAJOR[self._backend]:
+            return None
+        return f"its {self._backend} kernel does not run on compute capability {major}.{minor}"
+
+
+class _Call:
+    """The plan depends on lengths alone, so that all sets share it; which slots are read is the wrapper's buffer.
+
+    The wrapper has no public way to swap that buffer without planning again. A release that renames it fails the
+    check of the last slot set.
+    """
+
+    def __init__(self, wrapper: Any, work: Workload, slots: Tensor, out: Tensor) -> None:
+        self._wrapper, self._slots, self._out = wrapper, slots, out
+        self._queries = work.q[..., :D_V], work.q[..., D_V:]
+        self._rows = work.pool[..., :D_V], work.pool[..., D_V:]
+
+    def __call__(self) -> None:
+        self._wrapper._kv_indices_buf = self._slots
+        self._wrapper.run(*self._queries, *self._rows, out=self._out)
+
+
+def _plan(wrapper: Any, work: Workload, indices: Tensor) -> None:
+    shape = work.shape
+    lengths = torch.tensor([length + shape.T for length in shape.lengths], dtype=torch.int32)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int()])
+    wrapper.plan(
+        work.qo_indptr.int(),
+        starts.to(work.device),
+        indices,
+        lengths.to(work.device),
+        shape.H,
+        D_V,
+        D_ROPE,
+        1,  # page size
+        False,  # causal
+        work.sm_scale,
+        work.q.dtype,
+        work.pool.dtype,
+    )
