@@ -47,15 +47,21 @@ class KernelSpec:
     pdl: bool = False
 
     def __post_init__(self) -> None:
-        self._require("threads", self.threads % WARP == 0 and 0 < self.threads <= 1024,
-                      "a multiple of 32 between 32 and 1024")
+        self._require(
+            "threads",
+            self.threads % WARP == 0 and 0 < self.threads <= 1024,
+            "a multiple of 32 between 32 and 1024",
+        )
         self._require("smem_bytes", self.smem_bytes >= 0, "at least 0")
         self._require("cluster", self.cluster in (1, 2), "1 or 2")
         self._require("max_registers", 16 <= self.max_registers <= 255, "between 16 and 255")
         self._require("min_blocks", self.min_blocks >= 1, "at least 1")
         if self.cluster > 1 or self.pdl:
-            self._require("min_cc", self.min_cc >= CLUSTER_MIN_CC,
-                          "at least (9, 0), where clusters and programmatic launch begin")
+            self._require(
+                "min_cc",
+                self.min_cc >= CLUSTER_MIN_CC,
+                "at least (9, 0), where clusters and programmatic launch begin",
+            )
         if self.max_cc is not None:
             self._require("max_cc", self.max_cc >= self.min_cc, f"at least min_cc {self.min_cc}")
 
