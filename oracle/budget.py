@@ -7,6 +7,9 @@ values v_j, scores s_j (scaled, natural units) and out = sum_j p_j v_j of one ro
    trail the true one. So the rounding is done here, for eight such maxima, 0 to 7/8 in log2, and the worst
    is taken: r = sum_j (bf16(p_j 2^d) 2^-d - p_j) v_j. It keeps its size where out cancels to almost nothing, and it
    knows about keys that are alike and round alike. The kernel may be off by **twice** this error of the reference.
+   Splits have a maximum each, so that a few heavy keys may round against each other in a way that no common maximum
+   shows: in a single column at least SIGMAS 2^-8 / sqrt(3) sqrt(sum_j (p_j v_j)^2) is allowed, the spread of
+   independent roundings, but for this no more than the bound 2^-8 sum_j |p_j v_j|.
 2. **The output in bf16**: half an ulp of the output.
 3. **Scores in float32.** Accumulating D_QK products in STEPS steps leaves on s_j an error of about
    e_j = STEPS 2^-24 (|s_j| + w_j), where w_j = sm_scale sqrt(sum_d (q_d k_jd)^2) is the size of a random partial sum.
@@ -32,6 +35,8 @@ from verify_numba.dims import D_V
 
 U32 = 2.0**-24
 """Half an ulp of float32, relative."""
+UBF16 = 2.0**-8
+"""Half an ulp of bf16, relative."""
 STEPS = 32.0
 """Rounded additions on the way to one score: 576 products, 16 in a tensor-core step, and the scaling."""
 SIGMAS = 6.0
@@ -134,7 +139,8 @@ def _row_budget(q: Array, keys: Array, sm_scale: float) -> tuple[Array, Array, A
         spread, drift = _score_error(p, scores, noise, values, out)
         sums = 4 * np.sqrt(len(keys)) * U32
         drift += sums * np.abs(out) + _TINY * (1 + np.abs(values).max())
-        inner = REFERENCE_FACTOR * np.abs(weights).max(axis=(0, 2))[:, None] + SIGMAS * spread + drift
+        reference = REFERENCE_FACTOR * np.abs(weights).max(axis=(0, 2))[:, None]
+        inner = np.maximum(reference, _independent_rounding(p, values)) + SIGMAS * spread + drift
         rounding = half_ulp(np.abs(out) + inner)
         lse_abs = (
             SIGMAS * np.sqrt((noise**2).sum(axis=1))
@@ -155,6 +161,12 @@ def _weight_rounding(raw: Array, total: Array, values: Array) -> Array:
     lift = np.exp2(_HEADROOMS)[:, None, None]
     rounding = round_bf16(raw * lift) / lift - raw
     return np.asarray((rounding / total) @ values)
+
+
+def _independent_rounding(p: Array, values: Array) -> Array:
+    """[H, D_V]: the error of out when every weight rounds on its own."""
+    likely = SIGMAS * UBF16 / np.sqrt(3) * np.sqrt(p**2 @ values**2)
+    return np.asarray(np.minimum(likely, UBF16 * (p @ np.abs(values))))
 
 
 def _score_error(p: Array, scores: Array, noise: Array, values: Array, out: Array) -> tuple[Array, Array]:

@@ -1,0 +1,1 @@
+"""Tests, by layer; ``cases``, ``probe`` and ``strategies`` are shared by all of them."""
