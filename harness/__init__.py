@@ -1,0 +1,1 @@
+"""The command line: replay captured verify steps, compare, show, and report."""

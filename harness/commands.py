@@ -1,0 +1,43 @@
+"""The subcommands. One line here adds one; its module is imported only when the command is asked for.
+
+A command module has two functions:
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None
+    def run(args: argparse.Namespace) -> int        # the exit code
+
+and may raise `harness.errors.UsageError` for anything that the user can put right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+class CommandModule(Protocol):
+    """What a module named in `COMMANDS` offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its name, the module that implements it, and its line in `--help`."""
+
+    name: str
+    module: str
+    help: str
+
+    def load(self) -> CommandModule:
+        return cast(CommandModule, importlib.import_module(self.module))
+
+
+COMMANDS = (
+    Command("replay", "harness.replay_command", "replay captured verify steps and judge them against float64"),
+    Command("show", "harness.show_command", "draw the trees and masks of a captured step and print its shapes"),
+    Command("bench", "harness.bench_command", "time the kernels against the machine and against other kernels"),
+)
