@@ -22,10 +22,10 @@ def run(args: argparse.Namespace) -> int:
         import torch
     except ImportError as error:
         raise UsageError(f"bench needs torch, which cannot be imported: {error}") from error
+    device = _device(args.device, torch.cuda.is_available(), torch.cuda.device_count())
     from harness.bench_run import BenchRun
     from harness.peers import choose_peers
 
-    device = _device(args.device, torch.cuda.is_available(), torch.cuda.device_count())
     peers = choose_peers(args.peers)
     if args.list_peers:
         for peer in peers:

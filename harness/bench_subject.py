@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+import verify_numba
 from harness.bench_inputs import Workload
 from harness.peers.base import TREE, Contender, Output
-from verify_numba import Verifier, VerifyBatch
 from verify_numba.dims import D_V
 
 NAME = "verify-numba"
@@ -30,7 +30,7 @@ class Variant:
 def prepare_subject(work: Workload, variant: Variant) -> tuple[Contender, str]:
     """A warmed-up verifier bound to `work`, and its plan as text. Raises ValueError where the plan refuses."""
     shape = work.shape
-    verifier = Verifier(
+    verifier = verify_numba.Verifier(
         max_bs=shape.bs,
         T=shape.T,
         H=shape.H,
@@ -46,9 +46,9 @@ def prepare_subject(work: Workload, variant: Variant) -> tuple[Contender, str]:
     return Contender(NAME, calls, Output(out, lse), TREE), str(verifier.plan)
 
 
-def make_batch(work: Workload, index: int) -> VerifyBatch:
+def make_batch(work: Workload, index: int) -> verify_numba.VerifyBatch:
     """The batch that reads slot set `index`."""
-    return VerifyBatch(
+    return verify_numba.VerifyBatch(
         q=work.q,
         k=work.k,
         kv_pool=work.pool,
@@ -61,7 +61,9 @@ def make_batch(work: Workload, index: int) -> VerifyBatch:
     )
 
 
-def _call(verifier: Verifier, batch: VerifyBatch, out: torch.Tensor, lse: torch.Tensor) -> Callable[[], None]:
+def _call(
+    verifier: verify_numba.Verifier, batch: verify_numba.VerifyBatch, out: torch.Tensor, lse: torch.Tensor
+) -> Callable[[], None]:
     return lambda: verifier.verify(batch, out, lse)
 
 

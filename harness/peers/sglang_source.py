@@ -1,8 +1,9 @@
 """Load single kernel modules of an installed SGLang without importing SGLang.
 
 Its kernels are plain Triton, but `import sglang` pulls in a whole server. The packages above a kernel module are
-replaced for the length of the import by empty ones that only know their folder, and `sglang.srt.utils`, of which
-the kernels want three questions about the hardware, by one that answers them. Afterwards `sys.modules` is as before.
+replaced for the length of the import by empty ones that only know their folder, and `sglang.srt.utils`, which the
+kernels ask about the hardware, by one that answers. Afterwards `sys.modules` is as before. Where a release wants
+more than that, SGLang is imported whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -38,11 +39,15 @@ def load_kernel_module(name: str) -> ModuleType:
         raise ImportError("sglang is not installed")
     for folder in KERNEL_FOLDERS:
         if (root.parent / Path(*folder.split(".")) / f"{name}.py").is_file():
-            if "sglang" in sys.modules:
-                return importlib.import_module(f"{folder}.{name}")
-            with _light_packages(root, [folder, UTILS]):
-                return importlib.import_module(f"{folder}.{name}")
+            return _import(root, folder, name)
     raise NotInThisRelease(f"the installed sglang has no {name}.py in {' or '.join(KERNEL_FOLDERS)}")
+
+
+def _import(root: Path, folder: str, name: str) -> ModuleType:
+    if "sglang" not in sys.modules:
+        with suppress(ImportError), _light_packages(root, [folder, UTILS]):
+            return importlib.import_module(f"{folder}.{name}")
+    return importlib.import_module(f"{folder}.{name}")
 
 
 def _root() -> Path | None:
@@ -78,13 +83,20 @@ def _add_with_parents(root: Path, dotted: str) -> None:
 
 
 def _hardware_questions() -> ModuleType:
-    """`is_cuda()` answered by torch; every other `is_...()` asks about hardware that this project has no use for."""
+    """The questions answered by torch; other `is_...()` ask about hardware that this project has no use for."""
     module = ModuleType(UTILS)
+    answers = {"is_cuda": torch.cuda.is_available, "get_device_core_count": _sm_count}
 
     def answer(name: str) -> object:
-        if not name.startswith("is_"):
-            raise AttributeError(f"{UTILS} is replaced here and has no {name}")
-        return torch.cuda.is_available if name == "is_cuda" else lambda: False
+        if name in answers:
+            return answers[name]
+        if name.startswith("is_"):
+            return lambda: False
+        raise AttributeError(f"{UTILS} is replaced here and has no {name}")
 
     module.__getattr__ = answer  # type: ignore[method-assign]
     return module
+
+
+def _sm_count(device_id: int = 0) -> int:
+    return torch.cuda.get_device_properties(device_id).multi_processor_count
