@@ -1,0 +1,109 @@
+"""The online softmax of a score warp, in base 2, and what it hands to the value warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verify_numba.geometry import MMA_N, TILE, Geometry
+from verify_numba.lockstep.bf16 import narrow
+from verify_numba.lockstep.executor import current
+from verify_numba.lockstep.score_ops import active_tiles
+
+Floats = NDArray[np.float32]
+GROWTH = np.float32(8)
+"""How far, in log2, a score may exceed the maximum before O is rescaled."""
+LN2 = np.float32(np.log(2))
+
+
+def exponents(scores: Floats, scale: float, m: Floats) -> Floats:
+    """scores * scale - m, rounded once, as a fused multiply-add does."""
+    exact: NDArray[np.float64] = scores.astype(np.float64) * np.float32(scale) - m
+    return exact.astype(np.float32)
+
+
+def exceeds(d: Floats) -> int:
+    """Whether any exponent is beyond the growth that is let pass; a NaN is not."""
+    return int((d > GROWTH).any())
+
+
+def grow(scores: Floats, scale: float, m: Floats) -> Floats:
+    """The maximum of m and of the tile, a NaN ignored."""
+    grown: Floats = np.fmax(m, np.fmax.reduce(scores * np.float32(scale), axis=0))
+    return grown
+
+
+def rescale(m: Floats, grown: Floats) -> Floats:
+    """What sums under the old maximum are multiplied by."""
+    alpha: Floats = np.exp2(m - grown)
+    return alpha
+
+
+def add_sums(sums: Floats, p: Floats) -> Floats:
+    added: Floats = sums + p.sum(axis=0, dtype=np.float32)
+    return added
+
+
+def store_lse(
+    ptr: int, row_offset: int, m: Floats, sums: Floats, my_row: int, rows: int, natural: int
+) -> None:
+    """log2 (or ln, if `natural`) of the softmax denominators; -inf for a row that saw nothing, NaN where it is NaN."""
+    count = min(len(m), rows - my_row)
+    if count > 0:
+        lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))
+        current().memory.store(ptr + 4 * (row_offset + my_row), (lse * LN2 if natural else lse)[:count])
+
+
+def softmax_ops(g: Geometry) -> dict[str, Any]:
+    my_rows = MMA_N * g.tiles_per_score_warp
+
+    def lowest() -> Floats:
+        """A maximum below every score, yet finite: -inf less -inf would be NaN."""
+        return np.full(my_rows, np.finfo(np.float32).min, np.float32)
+
+    def zero_sums() -> Floats:
+        return np.zeros(my_rows, np.float32)
+
+    def store_row_values(addr: int, values: Floats, my_tile: int) -> None:
+        """One float32 a row, of the n8 tiles that the warp has."""
+        warp = current()
+        count = MMA_N * active_tiles(g, my_tile // g.tiles_per_score_warp)
+        warp.block.shared.view(addr + 4 * MMA_N * my_tile, np.float32, (count,))[:] = values[:count]
+        warp.preempt()
+
+    def store_grew(addr: int, grew: int) -> None:
+        warp = current()
+        warp.block.shared.view(addr, np.int32, (1,))[0] = grew
+        warp.preempt()
+
+    def store_weights(addr: int, p: Floats, my_tile: int) -> None:
+        """bf16 [n8 tile, 16 tokens, 8 rows], of the n8 tiles that the warp has."""
+        warp = current()
+        tiles = active_tiles(g, my_tile // g.tiles_per_score_warp)
+        view = warp.block.shared.view(addr + 2 * TILE * MMA_N * my_tile, np.uint16, (tiles, TILE, MMA_N))
+        view[:] = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)[:tiles]
+        warp.preempt()
+
+    def store_inverse(addr: int, sums: Floats, my_tile: int) -> None:
+        """One over the softmax denominators; 0 for a row that saw nothing."""
+        store_row_values(addr, np.where(sums == 0, np.float32(0), np.float32(1) / sums), my_tile)
+
+    return {
+        "lowest": lowest,
+        "zero_sums": zero_sums,
+        "exponents": exponents,
+        "exceeds": exceeds,
+        "grow": grow,
+        "rescale": rescale,
+        "scale_sums": lambda sums, alpha: sums * alpha,
+        "exp2": np.exp2,
+        "add_sums": add_sums,
+        "total_sums": lambda sums: sums,
+        "store_alpha": store_row_values,
+        "store_grew": store_grew,
+        "store_weights": store_weights,
+        "store_inverse": store_inverse,
+        "store_lse": store_lse,
+    }

@@ -1,0 +1,111 @@
+"""The value warps' tile: O = alpha O + P^T V over their columns, and its way to global memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verify_numba.dims import D_V
+from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, VALUE_WARPS, WARP, Geometry
+from verify_numba.lockstep.bf16 import narrow, widen
+from verify_numba.lockstep.executor import current
+
+Floats = NDArray[np.float32]
+GROUPS = D_V // COLUMN_GROUP
+PARTIAL_SHAPE = (2, WARP, 4)
+"""A partial result of eight rows and 32 columns as two mma accumulators: [m16 tile, lane, register]."""
+PARTIAL_BYTES = 4 * 2 * WARP * 4
+STORE_ALIGN = 4
+
+
+def pack_partial(o: Floats) -> Floats:
+    """[8 n, 32] float32 -> [n, *PARTIAL_SHAPE]: row and column to the lane and register that hold them.
+
+    Row 4 c + r' of a group is register r' % 2 of lanes with l % 4 = c; column 16 a + 8 h + l' is m16 tile a, registers
+    2 h and 2 h + 1, lanes with l // 4 = l'.
+    """
+    n = len(o) // MMA_N
+    axes = o.reshape(n, 4, 2, 2, 2, 8)  # tile, lane % 4, low register bit, m16 tile, high register bit, lane // 4
+    return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n, *PARTIAL_SHAPE)
+
+
+def unpack_partial(packed: Floats) -> Floats:
+    """The inverse of `pack_partial`."""
+    n = len(packed)
+    axes = packed.reshape(n, 2, 8, 4, 2, 2)
+    return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n * MMA_N, COLUMN_GROUP)
+
+
+def value_ops(g: Geometry) -> dict[str, Any]:
+    columns = g.value_columns // VALUE_WARPS
+    rows_per_warp = MMA_N * g.tiles_per_score_warp
+
+    def zero_o() -> Floats:
+        return np.zeros((g.rows, columns), np.float32)
+
+    def grew_flags(addr: int) -> NDArray[np.bool_]:
+        return current().block.shared.view(addr, np.int32, (g.score_warps,)) != 0
+
+    def any_grew(addr: int) -> int:
+        """Whether any score warp's maximum has grown."""
+        return int(grew_flags(addr).any())
+
+    def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
+        """Rows of score warps whose maximum has grown are multiplied by alpha; the other alphas were not written."""
+        warp = current()
+        warp.preempt()
+        grew = np.repeat(grew_flags(grew_addr), rows_per_warp)[: g.rows]
+        alpha = np.where(grew, warp.block.shared.view(alpha_addr, np.float32, (g.rows,)), np.float32(1))
+        scaled: Floats = o * alpha[:, None]
+        return scaled
+
+    def accumulate(o: Floats, stage: int, weights: int, me: int) -> Floats:
+        """o + P^T V for the columns of value warp `me`."""
+        warp = current()
+        warp.preempt()
+        shared = warp.block.shared
+        p = widen(shared.view(weights, np.uint16, (g.n_tiles, TILE, MMA_N)))
+        v = widen(shared.view(stage + 2 * columns * me, np.uint16, (TILE, columns), g.row_stride))
+        added: Floats = o + p.transpose(0, 2, 1).reshape(g.rows, TILE) @ v
+        return added
+
+    def normalised(o: Floats, inverse: int) -> Floats:
+        warp = current()
+        warp.preempt()
+        whole: Floats = o * warp.block.shared.view(inverse, np.float32, (g.rows,))[:, None]
+        return whole
+
+    def first_column(rank: int, me: int) -> int:
+        return rank * g.value_columns + columns * me
+
+    def store_partial(o: Floats, inverse: int, part_o: int, row_index: int, rank: int, me: int) -> None:
+        """float32 [row tile, column group, *PARTIAL_SHAPE], from the row tile of `row_index` on."""
+        memory = current().memory
+        whole = normalised(o, inverse)
+        for start in range(0, columns, COLUMN_GROUP):
+            group = (first_column(rank, me) + start) // COLUMN_GROUP
+            packed = pack_partial(whole[:, start : start + COLUMN_GROUP])
+            row_tiles = row_index // MMA_N + np.arange(g.n_tiles)
+            addresses = part_o + PARTIAL_BYTES * (GROUPS * row_tiles + group)
+            memory.store_rows(addresses, packed.view(np.uint8).reshape(g.n_tiles, -1), 16)
+
+    def store_out(
+        o: Floats, inverse: int, out: int, row_offset: int, row0: int, rows: int, rank: int, me: int
+    ) -> None:
+        """bf16 rows of the result, as far as the request has rows."""
+        count = min(g.rows, rows - row0)
+        bits = narrow(normalised(o, inverse)[:count])
+        row = row_offset + row0 + np.arange(count, dtype=np.int64)
+        addresses = out + 2 * (D_V * row + first_column(rank, me))
+        current().memory.store_rows(addresses, bits.view(np.uint8), STORE_ALIGN)
+
+    return {
+        "zero_o": zero_o,
+        "any_grew": any_grew,
+        "scale_o": scale_o,
+        "accumulate": accumulate,
+        "store_partial": store_partial,
+        "store_out": store_out,
+    }
