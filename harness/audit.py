@@ -1,4 +1,4 @@
-"""`audit`: every kernel variant compiled for every architecture and judged by its machine code, without a GPU."""
+"""`audit`: every kernel variant, compiled for every architecture and judged by its machine code.."""
 
 from __future__ import annotations
 

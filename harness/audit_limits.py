@@ -51,7 +51,7 @@ def static_shared(cc: ComputeCapability, in_cubin: int) -> int:
 
 
 def blocks_per_sm(cc: ComputeCapability, threads: int, registers: int, shared: int) -> int:
-    """Blocks of `threads` threads, `registers` a thread and `shared` bytes in all that fit on an SM at once."""
+    """Blocks of `threads` threads, `registers` a thread and `shared` bytes in all that fit on an SM."""
     limits = LIMITS[cc]
     if shared > limits.smem_block:
         return 0

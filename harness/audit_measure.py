@@ -72,7 +72,7 @@ def specs_of(provider: str) -> list[KernelSpec]:
 
 
 def audit(job: Job) -> Finding:
-    """Compile (or take from the cache), disassemble, judge. A compiler's refusal is a problem, not an error."""
+    """Compile (or take from the cache), disassemble, judge. A failed compilation is the variant's problem."""
     spec = next(spec for spec in specs_of(job.provider) if spec.name == job.variant)
     finding = Finding(
         spec.name,
