@@ -6,8 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from captured_tensors import DEFAULT_CASES, CaptureCase, CaptureError, ManifestEntry
-from captured_tensors import iter_case_paths, load_case, read_manifest
+from captured_tensors import (
+    DEFAULT_CASES,
+    CaptureCase,
+    CaptureError,
+    ManifestEntry,
+    iter_case_paths,
+    load_case,
+    read_manifest,
+)
 from captured_tensors.manifest import check_entry
 
 
@@ -35,7 +42,7 @@ class CaseFile:
 
 
 def find_cases(paths: Iterable[str | Path]) -> tuple[list[CaseFile], list[Unusable]]:
-    """The case files that `paths` (files, folders, manifests; none: the shipped cases) stand for, each once."""
+    """The case files of files, folders and manifests, each once; for no paths the shipped cases."""
     cases: dict[Path, CaseFile] = {}
     unusable = []
     for path in list(paths) or [DEFAULT_CASES]:

@@ -63,7 +63,7 @@ def _load(command: Command) -> CommandModule:
     try:
         return command.load()
     except ModuleNotFoundError as error:
-        raise UsageError(f"{command.name}: needs the package {error.name!r}, which is not installed") from error
+        raise UsageError(f"{command.name}: the package {error.name!r} is not installed") from error
 
 
 def _sentence(text: str) -> str:

@@ -37,7 +37,10 @@ class Command:
 
 
 COMMANDS = (
-    Command("replay", "harness.replay_command", "replay captured verify steps and judge them against float64"),
-    Command("show", "harness.show_command", "draw the trees and masks of a captured step and print its shapes"),
-    Command("bench", "harness.bench_command", "time the kernels against the machine and against other kernels"),
+    Command("replay", "harness.replay_command", "replay captured steps and judge them against float64"),
+    Command("show", "harness.show_command", "print a captured step's shapes and draw its trees and masks"),
+    Command(
+        "bench", "harness.bench_command", "time the kernels against the machine and against other kernels"
+    ),
+    Command("report", "harness.report_command", "draw pictures and one page from benchmark results"),
 )

@@ -17,9 +17,10 @@ from harness.ulp import row_ulp_error, ulp_error
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a result [N, H, ...] may be off by: an element, a row's 2-norm, and all of it relative to the reference.
+    """What a result [N, H, ...] may be off by: an element, a row's 2-norm, and all of it.
 
-    `element` and `row` are one number or [N, H].
+    The last is the 2-norm of the error over that of the reference; `element` and `row` are
+    one number or [N, H].
     """
 
     element: NDArray | float
@@ -44,7 +45,8 @@ def compare(
     with np.errstate(invalid="ignore"):
         error = np.where(got64 == ref64, 0.0, np.abs(got64 - ref64))
     allowed = _spread(tolerance.element, error.shape)
-    return _judge(check, got64, ref64, error, allowed, ~(error <= allowed), tolerance, qo_indptr)
+    off = ~((error <= allowed) & np.isfinite(error))
+    return _judge(check, got64, ref64, error, allowed, off, tolerance, qo_indptr)
 
 
 def compare_bits(check: Check, got: NDArray, ref: NDArray, *, qo_indptr: NDArray[np.integer]) -> Comparison:
@@ -78,7 +80,7 @@ def _judge(
     rel_norm = relative_norm(error, ref)
     is_out = check.tensor == "out"
     uses = _use(error, allowed, off)
-    index = np.unravel_index(int(uses.argmax()), uses.shape) if uses.size else None
+    index = _worst_index(uses, error)
     return Comparison(
         check=check,
         elements=error.size,
@@ -96,7 +98,7 @@ def _judge(
             float(_use(row_norm, row_allowed).max(initial=0.0)),
             float(_use(np.array(rel_norm), np.array(tolerance.rel_norm))),
         ),
-        worst=None if index is None else _coordinate(index, qo_indptr),
+        worst=None if index is None else coordinate(index, qo_indptr),
         got=math.nan if index is None else float(got[index]),
         expected=math.nan if index is None else float(ref[index]),
         tolerance=math.nan if index is None else float(allowed[index]),
@@ -126,8 +128,18 @@ def _use(error: NDArray, allowed: NDArray, off: NDArray[np.bool_] | None = None)
     return ratio if off is None else np.where(off & (ratio <= 1), np.inf, ratio)
 
 
-def _coordinate(index: tuple[np.integer, ...], qo_indptr: NDArray[np.integer]) -> Coordinate:
-    row, head, *column = (int(i) for i in index)
+def _worst_index(uses: NDArray, error: NDArray) -> tuple[int, ...] | None:
+    """Where most of the tolerance is used; among equals (nothing was allowed) where the error is largest."""
+    if not uses.size:
+        return None
+    size = np.where(np.isnan(error), np.inf, error)
+    flat = int(np.where(uses == uses.max(), size, -1.0).argmax())
+    return tuple(int(i) for i in np.unravel_index(flat, uses.shape))
+
+
+def coordinate(index: tuple[int, ...], qo_indptr: NDArray[np.integer]) -> Coordinate:
+    """The place of a row, head and perhaps column of the batch within its request."""
+    row, head, *column = index
     request = int(np.searchsorted(qo_indptr, row, side="right")) - 1
     return Coordinate(request, row - int(qo_indptr[request]), head, column[0] if column else None)
 

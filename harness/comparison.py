@@ -52,9 +52,10 @@ class Comparison:
     """The outcome of one check.
 
     `worst` is the element that uses most of its tolerance, with its value, the expected one and the tolerance
-    there (0: bit for bit). `max_ulp` is in bf16 ulp at the reference element's magnitude, `max_row_ulp` at that of
-    the largest in its row; both are None for an LSE, which is float32. `budget_use` is the largest ratio of an error to what is allowed, over elements, rows and the whole:
-    1 is the limit. What is not a number has no error: the field is NaN or infinite, and the check fails.
+    there (0: bit for bit). `max_ulp` is in bf16 ulp at the reference element's magnitude, `max_row_ulp` at
+    that of the largest in its row; both are None for an LSE, which is float32. `budget_use` is the largest
+    ratio of an error to what is allowed, over elements, rows and the whole: 1 is the limit.
+    What is not a number has no error: the field is NaN or infinite, and the check fails.
     """
 
     check: Check
@@ -83,8 +84,8 @@ class Comparison:
         if self.elements_off and self.worst is not None:
             demand = f"within {self.tolerance:.3g}" if self.tolerance > 0 else "bit for bit"
             return (
-                f"{self.check}: {self.elements_off:,} of {self.elements:,} elements off, in {self.rows_off:,} of "
-                f"{self.rows:,} rows; worst at {self.worst.describe()}: "
+                f"{self.check}: {self.elements_off:,} of {self.elements:,} elements off, "
+                f"in {self.rows_off:,} of {self.rows:,} rows; worst at {self.worst.describe()}: "
                 f"{self.got:.6g}, expected {self.expected:.6g} {demand}"
             )
         if self.rows_off:

@@ -38,6 +38,7 @@ def write_json(value: dict[str, Any], target: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or a device: nothing to replace
         path.write_text(text)
         return
+    path = path.resolve()  # a link stays a link
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(text)

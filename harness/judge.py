@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captured_tensors import CaptureCase
-from harness.compare import Tolerance, compare, compare_bits
+from harness.compare import Tolerance, compare, compare_bits, coordinate
 from harness.comparison import Check, Comparison, Subject
 from harness.errors import UsageError
 from harness.kernels import Result
@@ -43,9 +43,10 @@ def answer(batch: VerifyBatch, parts: Parts) -> Answer:
     broken = ~(np.isfinite(out).all(-1) & (np.isfinite(lse) | (lse == -np.inf)))
     if broken.any():
         row, head = (int(i) for i in np.argwhere(broken)[0])
+        first = coordinate((row, head), batch.qo_indptr)
         raise UsageError(
-            f"the float64 answer is not finite in {int(broken.sum()):,} rows, first at draft row {row}, "
-            f"head {head}: q or a key that it sees holds NaN or infinity"
+            f"the float64 answer is not finite in {int(broken.sum()):,} of {broken.size:,} rows, first at "
+            f"{first.describe()}: q or a key that it sees holds NaN or infinity"
         )
     return Answer(PART_NAMES[parts], out, lse, error_budget(batch, parts), batch.qo_indptr)
 

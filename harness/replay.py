@@ -71,7 +71,7 @@ class CaseReport:
 
     @property
     def verdict(self) -> Verdict:
-        """A difference between kernels and captured output follows from one of them being off: it has no say."""
+        """Kernels against captured output has no say: they differ too much only where one of them is off."""
         to_blame = {c.check.subject for c in self.failures if c.check.reference is not Subject.CAPTURED}
         kernels = bool(to_blame & {Subject.KERNELS, Subject.PERMUTED})
         if Subject.CAPTURED in to_blame:
@@ -89,7 +89,7 @@ def replay(
 ) -> CaseReport:
     """Replay one case; `advance` is called after each of `options.steps` kernel runs.
 
-    Raises VerifyInputError where the kernels refuse the case, UsageError where the oracle has no finite answer.
+    Raises VerifyInputError where the kernels refuse the case, UsageError where no answer is finite.
     """
     start = time.perf_counter()
     batch = host_batch(case)

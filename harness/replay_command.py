@@ -13,7 +13,7 @@ from harness.errors import UsageError
 from harness.jsonio import STDOUT, check_target, write_json
 from harness.kernels import FORMS, MakeBackend, Verifiers
 from harness.progress import Bar
-from harness.replay import CaseReport, Options, replay
+from harness.replay import CaseReport, Options, Verdict, replay
 from harness.replay_json import replay_json
 from harness.replay_table import LEGEND, case_block, heading, summary, unusable_line
 from verify_numba import VerifyInputError
@@ -23,16 +23,25 @@ EXIT_PASS, EXIT_MISMATCH, EXIT_UNUSABLE = 0, 1, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", help="case file, folder or manifest (default: the shipped captures)"
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="case file, folder or manifest; default: the shipped captures",
     )
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where the kernels run (default: auto)")
     parser.add_argument(
-        "--permute-slots", type=int, metavar="SEED", help="also run with every row at another slot: bit-equal?"
+        "--device", choices=DEVICES, default="auto", help="where the kernels run; default: auto"
     )
-    parser.add_argument("--nsplit", type=int, metavar="N", help="splits of a prefix (default: the plan's choice)")
-    parser.add_argument("--form", choices=FORMS, default="auto", help="kernel form (default: the plan's choice)")
-    parser.add_argument("--brief", action="store_true", help="one entry a case; comparisons only where one failed")
-    parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - for stdout, the table to stderr")
+    parser.add_argument(
+        "--permute-slots", type=int, metavar="SEED", help="run again, every row at another slot: bit-equal?"
+    )
+    parser.add_argument(
+        "--nsplit", type=int, metavar="N", help="splits of a prefix; default: the plan chooses"
+    )
+    parser.add_argument(
+        "--form", choices=FORMS, default="auto", help="kernel form; default: the plan chooses"
+    )
+    parser.add_argument("--brief", action="store_true", help="show comparisons only where one failed")
+    parser.add_argument("--json", metavar="FILE", help="write JSON; -: to stdout, and the table to stderr")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +94,7 @@ def exit_code(reports: list[CaseReport], unusable: list[Unusable]) -> int:
     """Unusable input comes first: a run that skipped a case has not judged everything."""
     if unusable:
         return EXIT_UNUSABLE
-    return EXIT_MISMATCH if any(report.failures for report in reports) else EXIT_PASS
+    return EXIT_MISMATCH if any(r.verdict is not Verdict.PASS for r in reports) else EXIT_PASS
 
 
 def _replay_file(

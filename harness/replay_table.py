@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +14,7 @@ from harness.comparison import Comparison, Subject
 from harness.replay import CaseReport, Verdict
 
 GOOD, BAD = "green", "bold red"
+INDENT = (0, 0, 0, 2)
 
 COLUMNS = (
     # heading, columns, justify; with the gaps 80 in all, so that a terminal of 80 shows every line whole
@@ -46,8 +48,9 @@ def case_block(report: CaseReport, *, brief: bool = False) -> RenderableType:
     lines: list[RenderableType] = [_title(report)]
     if not brief or report.failures:
         lines.append(_comparisons(report))
-    lines += [Text(f"  {failure.describe()}", style=BAD) for failure in report.failures]
-    lines += [Text(f"  {note}", style="dim") for note in report.notes]
+    blame = [f for f in report.failures if f.check.reference is not Subject.CAPTURED]
+    lines += [Padding(Text(failure.describe(), style=BAD), INDENT) for failure in blame]
+    lines += [Padding(Text(note, style="dim"), INDENT) for note in report.notes]
     return Group(*lines)
 
 
@@ -64,7 +67,11 @@ def summary(reports: Sequence[CaseReport], unusable: Sequence[Unusable], device:
     seconds = sum(r.total_seconds for r in reports)
     text = Text(f"{_plural(len(reports), 'case')} on {device} in {seconds:.1f} s: ")
     text.append(f"{passed} pass", style=GOOD if passed == len(reports) else "")
-    for number, what in ((kernels, "kernels off"), (captured, "captured output off"), (len(unusable), "unusable")):
+    for number, what in (
+        (kernels, "kernels off"),
+        (captured, "captured output off"),
+        (len(unusable), "unusable"),
+    ):
         if number:
             text.append(f", {number} {what}", style=BAD)
     return text

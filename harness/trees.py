@@ -1,7 +1,7 @@
 """Reads the draft tree back from an attention mask.
 
 A draft token of a tree sees its ancestors and itself, and nothing else. So a T x T mask is a forest exactly
-when every row sees itself and, where it sees more, one of the others sees all of that and no more: its parent.
+when every row sees itself and, where it sees more, one of those others sees just them: its parent.
 """
 
 from __future__ import annotations

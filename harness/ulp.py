@@ -34,8 +34,8 @@ def ulp_error(got: NDArray, ref: NDArray) -> NDArray[np.float64]:
 def row_ulp_error(got: NDArray, ref: NDArray) -> NDArray[np.float64]:
     """Like `ulp_error`, in bf16 ulp at the largest magnitude of the element's row (the last axis).
 
-    An element that cancels to almost nothing carries the rounding of the terms that it is summed from, which is
-    many ulp of its own magnitude and less than one of its neighbours'.
+    An element that cancels to almost nothing carries the rounding of the terms that it is summed from: many
+    ulp of its own magnitude, less than one of its neighbours'.
     """
     largest = np.abs(np.asarray(ref, np.float64)).max(axis=-1, keepdims=True, initial=0.0)
     return _in_units(got, ref, bf16_ulp(largest))
