@@ -12,10 +12,10 @@ from captured_tensors.schema import TENSORS, Array, check_case
 
 @dataclass(frozen=True, eq=False)
 class CaptureCase:
-    """One verify step of one layer, as it entered SGLang's attention backend (bf16 is ``ml_dtypes.bfloat16``).
+    """One verify step of one layer, as it entered SGLang's attention backend.
 
-    ``bs`` requests, ``N`` draft tokens, ``H`` heads, ``P = kv_indptr[bs]`` prefix tokens. The arrays are checked
-    against the schema and become read-only.
+    ``bs`` requests, ``N`` draft tokens, ``H`` heads, ``P = kv_indptr[bs]`` prefix tokens. The arrays are
+    checked against the schema and become read-only. bf16 is ``ml_dtypes.bfloat16``.
 
     Raises:
         CaptureError: a tensor breaks the schema.

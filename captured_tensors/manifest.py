@@ -54,7 +54,7 @@ def read_manifest(path: str | os.PathLike[str] = DEFAULT_CASES) -> Manifest:
     """Parse a manifest; the files it names are not touched.
 
     Raises:
-        CaptureError: unreadable, not JSON, or an entry lacks a key, has an unknown one or one of a wrong type.
+        CaptureError: unreadable, not JSON, or an entry has missing, unknown or mistyped keys.
     """
     path = Path(path)
     try:
@@ -70,13 +70,24 @@ def read_manifest(path: str | os.PathLike[str] = DEFAULT_CASES) -> Manifest:
 def describe(case: CaptureCase, file: Path, root: Path) -> ManifestEntry:
     """The entry for ``case``, stored in ``file`` under the manifest's folder ``root``."""
     meta = case.meta
-    how = (f"{meta.mode}: arguments, metadata and result of the Triton attention backend's forward_extend "
-           f"at layer {meta.layer_id}, {meta.algorithm}, {meta.model}")
+    how = (
+        f"{meta.mode}: arguments, metadata and result of the Triton attention backend's forward_extend "
+        f"at layer {meta.layer_id}, {meta.algorithm}, {meta.model}"
+    )
     return ManifestEntry(
-        name=case.name, file=file.relative_to(root).as_posix(), sha256=sha256(file), bytes=file.stat().st_size,
-        algorithm=meta.algorithm, bs=case.bs, T=case.T, H=case.H, prefix_lengths=list(case.prefix_lengths),
-        layer_id=meta.layer_id, gpu=meta.gpu,
-        versions={"sglang": meta.sglang, "torch": meta.torch, "triton": meta.triton}, how=how,
+        name=case.name,
+        file=file.relative_to(root).as_posix(),
+        sha256=sha256(file),
+        bytes=file.stat().st_size,
+        algorithm=meta.algorithm,
+        bs=case.bs,
+        T=case.T,
+        H=case.H,
+        prefix_lengths=list(case.prefix_lengths),
+        layer_id=meta.layer_id,
+        gpu=meta.gpu,
+        versions={"sglang": meta.sglang, "torch": meta.torch, "triton": meta.triton},
+        how=how,
     )
 
 
@@ -92,7 +103,8 @@ def check_entry(entry: ManifestEntry, root: Path) -> None:
     except OSError as err:
         raise CaptureError(f"{file}: cannot be read: {err.strerror}") from err
     if (size, digest) != (entry.bytes, entry.sha256):
-        raise CaptureError(f"{file}: {fail('sha256', f'{digest} ({size} bytes)', f'{entry.sha256} ({entry.bytes} bytes)')}")
+        found, expected = f"{digest} ({size} bytes)", f"{entry.sha256} ({entry.bytes} bytes)"
+        raise fail(f"{file}: sha256", found, expected)
 
 
 def sha256(file: Path) -> str:

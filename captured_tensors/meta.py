@@ -57,7 +57,9 @@ class CaptureMeta:
             raise fail("mask_layout", repr(self.mask_layout), " or ".join(MASK_LAYOUTS))
         named = sorted(set(self.extra) & {f.name for f in fields(self)})
         if named:
-            raise fail("extra", f"the named entries {', '.join(named)}", "entries without a name of their own")
+            raise fail(
+                "extra", f"the named entries {', '.join(named)}", "entries without a name of their own"
+            )
         object.__setattr__(self, "extra", MappingProxyType(dict(self.extra)))
 
     @classmethod

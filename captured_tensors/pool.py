@@ -32,8 +32,8 @@ def scatter_pool(
 ) -> ScatteredPool:
     """Lay the case's rows out in a pool far smaller than the one they were captured from.
 
-    Runs of neighbouring slots stay runs and their order stays; only long gaps shrink. Slot 0 stays the sink: it
-    holds NaN unless the case itself uses it.
+    Runs of neighbouring slots stay runs and their order stays; only long gaps shrink. Slot 0 stays the sink:
+    it holds NaN unless the case itself uses it.
 
     Args:
         slots: size of the pool; by default at least twice what the case needs.
@@ -69,7 +69,9 @@ def scatter_pool(
 def _compact(owned: Array, slots: int | None) -> Array:
     """New slot numbers, from 1 up, for the sorted old ones."""
     if slots is not None and slots < len(owned) + 2:
-        raise ValueError(f"slots: found {slots}, expected at least {len(owned) + 2} (rows, sink, one NaN slot)")
+        raise ValueError(
+            f"slots: found {slots}, expected at least {len(owned) + 2} (rows, sink, one NaN slot)"
+        )
     gaps = np.diff(owned, prepend=SINK)
     for longest in range(_MAX_GAP, 0, -1):
         target = np.cumsum(np.minimum(gaps, longest))
@@ -79,7 +81,7 @@ def _compact(owned: Array, slots: int | None) -> Array:
 
 
 def _permutation(size: int, seed: int | None) -> Array:
-    """Slot to slot. With a seed one cycle through all slots but the sink, so that none stays where it is."""
+    """Slot to slot. With a seed one cycle through all slots but the sink, so that none stays in place."""
     move = np.arange(size)
     if seed is not None:
         order = np.random.default_rng(seed).permutation(move[1:])

@@ -90,8 +90,12 @@ def check_case(tensors: Mapping[str, Array], meta: CaptureMeta) -> None:
         _check_dtype(name, array)
     for name in ("qo_indptr", "kv_indptr"):
         _check_indptr(name, tensors[name])
-    sizes = {"bs": len(tensors["qo_indptr"]) - 1, "N": int(tensors["qo_indptr"][-1]), "H": meta.num_heads,
-             "P": int(tensors["kv_indptr"][-1])}
+    sizes = {
+        "bs": len(tensors["qo_indptr"]) - 1,
+        "N": int(tensors["qo_indptr"][-1]),
+        "H": meta.num_heads,
+        "P": int(tensors["kv_indptr"][-1]),
+    }
     for name, array in tensors.items():
         _check_shape(name, array, sizes)
     _check_lengths(tensors, meta)
@@ -138,14 +142,20 @@ def _check_lengths(tensors: Mapping[str, Array], meta: CaptureMeta) -> None:
     drafts = np.diff(tensors["qo_indptr"])
     if np.any(drafts > meta.max_extend_len):
         b = int(np.argmax(drafts))
-        raise fail("qo_indptr", f"{drafts[b]} draft tokens in request {b}",
-                   f"at most max_extend_len = {meta.max_extend_len}")
+        raise fail(
+            "qo_indptr",
+            f"{drafts[b]} draft tokens in request {b}",
+            f"at most max_extend_len = {meta.max_extend_len}",
+        )
     prefixes = np.diff(tensors["kv_indptr"].astype(np.int64))
     wrong = tensors["seq_lens"] != prefixes
     if np.any(wrong):
         b = int(np.argmax(wrong))
-        raise fail("seq_lens", f"{tensors['seq_lens'][b]} for request {b}",
-                   f"its prefix length in kv_indptr, {prefixes[b]}")
+        raise fail(
+            "seq_lens",
+            f"{tensors['seq_lens'][b]} for request {b}",
+            f"its prefix length in kv_indptr, {prefixes[b]}",
+        )
     for name in ("req_pool_indices", "positions"):
         _check_range(name, tensors[name], None)
 
@@ -174,8 +184,11 @@ def _check_mask(tensors: Mapping[str, Array], layout: str) -> None:
     early = starts[1:] < ends[:-1]
     if np.any(early):
         b = int(np.argmax(early)) + 1
-        raise fail("mask_indptr", f"request {b} starts at {starts[b]}",
-                   f"{ends[b - 1]} or more, the end of the request before it")
+        raise fail(
+            "mask_indptr",
+            f"request {b} starts at {starts[b]}",
+            f"{ends[b - 1]} or more, the end of the request before it",
+        )
     cells = len(tensors["custom_mask"])
     if len(ends) and ends[-1] > cells:
         raise fail("custom_mask", f"{cells} cells", f"at least {ends[-1]} for layout {layout}")

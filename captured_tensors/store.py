@@ -20,8 +20,13 @@ from captured_tensors.schema import BF16, Array, CaptureError, check_names, fail
 
 SUFFIX = ".safetensors"
 
-_DTYPES = {"BF16": BF16, "I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(np.bool_),
-           "U8": np.dtype(np.uint8)}
+_DTYPES = {
+    "BF16": BF16,
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+}
 
 
 def load_case(path: str | os.PathLike[str]) -> CaptureCase:
@@ -48,8 +53,8 @@ def save_case(case: CaptureCase, path: str | os.PathLike[str], *, overwrite: boo
     """Write one case; the file appears whole or not at all.
 
     Raises:
-        CaptureError: the file is there already and ``overwrite`` is False, its name lacks the suffix, or it cannot
-            be written (the OSError is the cause).
+        CaptureError: the file is there already and ``overwrite`` is False, its name lacks the suffix, or it
+            cannot be written (the OSError is the cause).
     """
     path = Path(path)
     if path.suffix != SUFFIX:
@@ -73,7 +78,7 @@ def load_manifest(path: str | os.PathLike[str] = DEFAULT_CASES) -> list[CaptureC
 
 
 def iter_case_paths(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The case files that ``path`` stands for: itself, those below a folder, or those of a ``.json`` manifest.
+    """The case files that ``path`` stands for: itself, those below a folder, or those of a manifest (.json).
 
     Files of a manifest are checked against its sha256 and size as they are reached.
 

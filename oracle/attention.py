@@ -6,8 +6,8 @@ arXiv 2405.04434, the absorbed form). For draft token i and head h over the keys
     out[i, h] = sum_j softmax_j(sm_scale * q[i, h] . key_j) * key_j[:D_V]
     lse[i, h] = ln sum_j exp(sm_scale * q[i, h] . key_j)
 
-A key that a row does not see takes no part in any operation of that row, so what it holds does not matter. A row that
-sees no key has out 0 and lse -inf.
+A key that a row does not see takes no part in any operation of that row, so what it holds does not matter. A
+row that sees no key has out 0 and lse -inf.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An ideal bf16 flash kernel, simulated: what accuracy the arithmetic itself allows.
 
-It rounds where a tensor-core flash kernel has to and nowhere else: scores, softmax sums and partial outputs are
-float32, the weights are bf16 before they multiply the values, the output is bf16. The softmax is in base 2, the
-lse leaves as a natural logarithm.
+It rounds where a tensor-core flash kernel has to and nowhere else: scores, softmax sums and partial outputs
+are float32, the weights are bf16 before they multiply the values, the output is bf16. The softmax is in
+base 2, the lse leaves as a natural logarithm.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def round_bf16(array: Array) -> Array:
 def bf16_verify_batch(
     batch: BatchLike, parts: object = "ALL", *, nsplit: int = 1, headroom: float = 0.0
 ) -> OutLse:
-    """A batch as the ideal bf16 kernel computes it: out [N, H, D_V] (bf16 values) and lse [N, H], both float64.
+    """A batch as the ideal bf16 kernel computes it: out [N, H, D_V] and lse [N, H], as float64.
 
     Args:
         batch: as for :func:`oracle.verify_batch`.
         parts: ALL, PREFIX or TAIL.
         nsplit: the keys are split into so many runs whose float32 results are merged.
-        headroom: by how much, in log2, the maximum that the weights refer to trails the true one. A kernel that
-            rescales its sums only now and then has some; it decides how the weights fall on the bf16 grid.
+        headroom: by how much, in log2, the maximum that the weights refer to trails the true one. A kernel
+            that rescales its sums only now and then has some; it decides how the weights fall on the bf16
+            grid.
     """
 
     def attend(request: Request) -> OutLse:

@@ -1,25 +1,30 @@
 """How far a correct bf16 kernel may be from the float64 answer, row by row, derived and not tuned.
 
-Four errors are unavoidable for a kernel that multiplies bf16 matrices and accumulates in float32. With weights p_j,
-values v_j, scores s_j (scaled, natural units) and out = sum_j p_j v_j of one row:
+Four errors are unavoidable for a kernel that multiplies bf16 matrices and accumulates in float32. With
+weights p_j, values v_j, scores s_j (scaled, natural units) and out = sum_j p_j v_j of one row:
 
-1. **Weights in bf16.** Before they multiply the values, weights are rounded to bf16, relative to a maximum that may
-   trail the true one. So the rounding is done here, for eight such maxima, 0 to 7/8 in log2, and the worst
-   is taken: r = sum_j (bf16(p_j 2^d) 2^-d - p_j) v_j. It keeps its size where out cancels to almost nothing, and it
-   knows about keys that are alike and round alike. The kernel may be off by **twice** this error of the reference.
-   Splits have a maximum each, so that a few heavy keys may round against each other in a way that no common maximum
-   shows: in a single column at least SIGMAS 2^-8 / sqrt(3) sqrt(sum_j (p_j v_j)^2) is allowed, the spread of
-   independent roundings, but for this no more than the bound 2^-8 sum_j |p_j v_j|.
+1. **Weights in bf16.** Before they multiply the values, weights are rounded to bf16, relative to a maximum
+   that may trail the true one. So the rounding is done here, for eight such maxima, 0 to 7/8 in log2, and the
+   worst is taken: r = sum_j (bf16(p_j 2^d) 2^-d - p_j) v_j. It keeps its size where out cancels to almost
+   nothing, and it knows about keys that are alike and round alike. The kernel may be off by **twice** this
+   error of the reference. Splits have a maximum each, so that a few heavy keys may round against each other
+   in a way that no common maximum shows: in a single column at least
+   SIGMAS 2^-8 / sqrt(3) sqrt(sum_j (p_j v_j)^2) is allowed, the spread of independent roundings, but for this
+   no more than their bound, 2^-8 sum_j |p_j v_j|.
 2. **The output in bf16**: half an ulp of the output.
 3. **Scores in float32.** Accumulating D_QK products in STEPS steps leaves on s_j an error of about
-   e_j = STEPS 2^-24 (|s_j| + w_j), where w_j = sm_scale sqrt(sum_d (q_d k_jd)^2) is the size of a random partial sum.
-   Independent errors give out a variance of sum_j (p_j e_j)^2 (v_j - out)^2 (SIGMAS of it are allowed); truncation in
-   the tensor cores acts as a common factor on all scores and shifts out by STEPS 2^-24 |sum_j p_j s_j (v_j - out)|.
-   Both vanish for a row that one key dominates, and matter for queries of large norm.
+   e_j = STEPS 2^-24 (|s_j| + w_j), where w_j = sm_scale sqrt(sum_d (q_d k_jd)^2) is the size of a random
+   partial sum. Independent errors give out a variance of sum_j (p_j e_j)^2 (v_j - out)^2 (SIGMAS of it are
+   allowed); truncation in the tensor cores acts as a common factor on all scores and shifts out by
+   STEPS 2^-24 |sum_j p_j s_j (v_j - out)|. Both vanish for a row that one key dominates, and matter for
+   queries of large norm.
 4. **Sums in float32** over n keys: 4 sqrt(n) 2^-24 |out|.
 
-The lse has no bf16 in it: its budget is the third and fourth error, and a few float32 ulp of its own. That is why a
-wrong base, a lost or a doubled key show there first.
+For one column the errors add up. For the norm of a row, where 512 columns even out, the independent ones (1,
+2 and the spread of 3, each by its expected norm) add in quadrature, doubled once, and the shifts are added.
+
+The lse has no bf16 in it: its budget is the third and fourth error, and a few float32 ulp of its own. That is
+why a wrong base, a lost or a doubled key show there first.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ class ErrorBudget:
     def use(self, out: Array, lse: Array | None, exact: tuple[Array, Array]) -> BudgetUse:
         """Measure a kernel's ``out`` [N, H, D_V] and ``lse`` [N, H] (any float dtypes) against this budget.
 
-        ``exact`` is what :func:`oracle.verify_batch` gave. Where it is not finite, the kernel must not be either.
+        ``exact`` is what :func:`oracle.verify_batch` gave. Where it is not finite, the kernel must not be
+        either.
         """
         error = _error(out, exact[0])
         row = np.sqrt((error**2).sum(axis=2))
@@ -96,7 +102,7 @@ class BudgetUse:
 
 
 def error_budget(batch: BatchLike, parts: object = "ALL") -> ErrorBudget:
-    """The budget for a batch (or one part of it), from its inputs alone; arguments as for ``verify_batch``."""
+    """The budget for a batch, or one part of it, from its inputs; arguments as for ``verify_batch``."""
     n, h = batch.q.shape[:2]
     out_abs, out_norm, lse_abs, size = (np.zeros((n, h)) for _ in range(4))
     for request in requests(batch):
@@ -122,7 +128,7 @@ def _tokens(request: Request, parts: object) -> list[tuple[Array, Array]]:
 
 
 def _row_budget(q: Array, keys: Array, sm_scale: float) -> tuple[Array, Array, Array, Array]:
-    """out_abs, out_norm, lse_abs and the norm of out, each [H], for one token; zeros where the row is not finite."""
+    """out_abs, out_norm, lse_abs and the norm of out of one token, [H] each; 0 where it is not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         scores = sm_scale * (q @ keys.T)
         walk = sm_scale * np.sqrt((q**2) @ (keys**2).T)
@@ -172,7 +178,9 @@ def _independent_rounding(p: Array, values: Array) -> Array:
 def _score_error(p: Array, scores: Array, noise: Array, values: Array, out: Array) -> tuple[Array, Array]:
     """Standard deviation and drift of out, [H, D_V] each, from float32 scores. ``noise`` is p_j e_j."""
     squares = noise**2
-    variance = squares @ values**2 - 2 * out * (squares @ values) + out**2 * squares.sum(axis=1, keepdims=True)
+    variance = (
+        squares @ values**2 - 2 * out * (squares @ values) + out**2 * squares.sum(axis=1, keepdims=True)
+    )
     tilt = (p * scores) @ values - out * (p * scores).sum(axis=1, keepdims=True)
     return np.sqrt(np.maximum(variance, 0.0)), STEPS * U32 * np.abs(tilt)
 

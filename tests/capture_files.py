@@ -17,10 +17,20 @@ def small_parts(seed: int = 0, **options: Any) -> dict[str, Any]:
     batch = make_batch(seed, prefix=(3, 6), drafts=(5, 4), H=2, **options)
     rows = batch.kv_pool[batch.kv_indices[:9]]
     return {
-        "q": batch.q, "k": batch.k, "v": batch.k[..., :512], "qo_indptr": batch.qo_indptr,
-        "kv_indptr": batch.kv_indptr, "kv_indices": batch.kv_indices, "custom_mask": batch.custom_mask,
-        "mask_indptr": batch.mask_indptr, "out_cache_loc": np.arange(500, 509), "seq_lens": np.array([3, 6]),
-        "req_pool_indices": np.array([4, 1]), "positions": np.arange(9), "prefix_rows": rows, "tail_rows": batch.k,
+        "q": batch.q,
+        "k": batch.k,
+        "v": batch.k[..., :512],
+        "qo_indptr": batch.qo_indptr,
+        "kv_indptr": batch.kv_indptr,
+        "kv_indices": batch.kv_indices,
+        "custom_mask": batch.custom_mask,
+        "mask_indptr": batch.mask_indptr,
+        "out_cache_loc": np.arange(500, 509),
+        "seq_lens": np.array([3, 6]),
+        "req_pool_indices": np.array([4, 1]),
+        "positions": np.arange(9),
+        "prefix_rows": rows,
+        "tail_rows": batch.k,
         "out_triton": np.zeros((9, 1024), dtype=batch.q.dtype),
     }
 

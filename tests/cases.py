@@ -1,8 +1,8 @@
 """Synthetic verify batches from a seed, and the list of shapes that tests share.
 
-Everything a kernel must not read is poison: NaN in pool slots that no request owns (the sink, slot 0, among them),
-garbage in prefix columns of the mask, between the masks of two requests and behind the last, stale slots behind
-``kv_indptr[bs]`` that name NaN rows.
+Everything a kernel must not read is poison: NaN in pool slots that no request owns (the sink, slot 0, among
+them), garbage in prefix columns of the mask, between the masks of two requests and behind the last, stale
+slots behind ``kv_indptr[bs]`` that name NaN rows.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def make_batch(
         prefix, drafts: L and draft tokens of each request; both may be 0.
         tree: shape of the masks, see :func:`tests.trees.tree_mask`. CHAIN layout has chains only.
         blind: share of the draft tokens that see no draft token, not even themselves.
-        q_layout: strides of q: ``contiguous``, ``heads-first`` (a transposed view) or ``padded`` (NaN between rows).
+        q_layout: strides of q: ``contiguous``, ``heads-first`` (a transposed view) or ``padded`` (with NaN).
         stale: poisoned entries behind what the indptrs cover, in kv_indices and custom_mask.
         logit_std: standard deviation of the scaled scores.
         scattered: whether the slots of a request are in random order; otherwise they ascend without gaps.
@@ -192,7 +192,9 @@ def _flat_masks(
     at = 0
     for mask, length in zip(masks, prefix, strict=True):
         if layout == "FULL_MASK":
-            mask = np.concatenate([_garbage(rng, len(mask) * length).reshape(len(mask), length), mask], axis=1)
+            mask = np.concatenate(
+                [_garbage(rng, len(mask) * length).reshape(len(mask), length), mask], axis=1
+            )
         elif layout != "QLEN_ONLY":
             raise ValueError(f"mask_layout: found {layout}, expected FULL_MASK, QLEN_ONLY or CHAIN")
         gap = _garbage(rng, int(rng.integers(4)) if starts and stale else 0)

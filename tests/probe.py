@@ -1,7 +1,7 @@
 """The read-back probe: which keys did a row attend to, with no tolerance to argue about.
 
-All queries are zero, so that all scores are equal, and the value of a request's j-th key (prefix first, then draft
-tokens) is one-hot(j): a row's output spells its attended set, each key with weight 1 / size.
+All queries are zero, so that all scores are equal, and the value of a request's j-th key (prefix first, then
+draft tokens) is one-hot(j): a row's output spells its attended set, each key with weight 1 / size.
 """
 
 from __future__ import annotations

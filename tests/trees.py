@@ -26,8 +26,8 @@ def ancestors(parents: list[int]) -> Array:
 def tree_mask(rng: np.random.Generator, t: int, kind: str = "tree", blind: float = 0.0) -> Array:
     """A mask for ``t`` draft tokens; ``blind`` is the share of rows that see nothing.
 
-    ``tree``: random, parents before children. ``shuffled``: the same, renumbered, so that parents may come after
-    their children. ``chain``, ``star``, ``dense`` (all see all), ``random`` (any cells at all).
+    ``tree``: random, parents before children. ``shuffled``: the same, renumbered, so that parents may come
+    after their children. ``chain``, ``star``, ``dense`` (all see all), ``random`` (any cells at all).
     """
     if kind in ("tree", "shuffled"):
         mask = ancestors([-1, *(int(rng.integers(i)) for i in range(1, t))][:t])

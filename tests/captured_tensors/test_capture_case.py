@@ -67,10 +67,23 @@ def test_batch_of_none_is_legal():
     batch = make_batch(0, prefix=(), drafts=(), H=2, stale=0)
     empty = np.zeros(0, np.int64)
     case = CaptureCase(
-        name="none", meta=small_meta(), q=batch.q, k=batch.k, v=batch.k[..., :512], qo_indptr=batch.qo_indptr,
-        kv_indptr=batch.kv_indptr, kv_indices=batch.kv_indices, custom_mask=batch.custom_mask,
-        mask_indptr=batch.mask_indptr, out_cache_loc=empty, seq_lens=empty, req_pool_indices=empty, positions=empty,
-        prefix_rows=batch.k, tail_rows=batch.k)
+        name="none",
+        meta=small_meta(),
+        q=batch.q,
+        k=batch.k,
+        v=batch.k[..., :512],
+        qo_indptr=batch.qo_indptr,
+        kv_indptr=batch.kv_indptr,
+        kv_indices=batch.kv_indices,
+        custom_mask=batch.custom_mask,
+        mask_indptr=batch.mask_indptr,
+        out_cache_loc=empty,
+        seq_lens=empty,
+        req_pool_indices=empty,
+        positions=empty,
+        prefix_rows=batch.k,
+        tail_rows=batch.k,
+    )
     assert (case.bs, case.N, case.out_triton) == (0, 0, None)
 
 
@@ -97,17 +110,31 @@ def cast(name, dtype):
     return {name: small_parts()[name].astype(dtype)}
 
 
-INDICES = ["qo_indptr", "kv_indptr", "kv_indices", "mask_indptr", "out_cache_loc", "seq_lens", "req_pool_indices",
-           "positions"]
+INDICES = [
+    "qo_indptr",
+    "kv_indptr",
+    "kv_indices",
+    "mask_indptr",
+    "out_cache_loc",
+    "seq_lens",
+    "req_pool_indices",
+    "positions",
+]
 ROWS = ["q", "k", "v", "prefix_rows", "tail_rows", "out_triton"]
 
 BROKEN = [
     *[(cast(name, np.float32), f"{name}: found dtype float32, expected int32 or int64") for name in INDICES],
     *[(cast(name, np.float16), f"{name}: found dtype float16, expected bfloat16") for name in ROWS],
     (cast("custom_mask", np.int32), "custom_mask: found dtype int32, expected bool or uint8"),
-    *[({name: small_parts()[name][None]}, f"{name}: found rank") for name in [*INDICES, *ROWS, "custom_mask"]],
+    *[
+        ({name: small_parts()[name][None]}, f"{name}: found rank")
+        for name in [*INDICES, *ROWS, "custom_mask"]
+    ],
     *[(cut(name, 8), rf"{name}: found shape \(8, .*expected N = 9 along axis 0") for name in ("q", "k", "v")],
-    *[(cut(name, 8), rf"{name}: found shape \(8,.*expected N = 9") for name in ("out_cache_loc", "positions")],
+    *[
+        (cut(name, 8), rf"{name}: found shape \(8,.*expected N = 9")
+        for name in ("out_cache_loc", "positions")
+    ],
     (cut("prefix_rows", 8), "prefix_rows: found shape .*expected P = 9 along axis 0"),
     (cut("out_triton", 8), "out_triton: found shape .*expected N = 9 along axis 0"),
     ({"q": np.zeros((9, 3, 576), BF16)}, r"q: found shape \(9, 3, 576\), expected H = 2 along axis 1"),
@@ -119,25 +146,36 @@ BROKEN = [
     (cut("qo_indptr", 0), r"qo_indptr: found no entry, expected bs \+ 1 entries"),
     (changed("qo_indptr", 0, 1), "qo_indptr: found first entry 1, expected 0"),
     (changed("kv_indptr", 1, 10), "kv_indptr: found 10 then 9 at entry 2, expected entries that never fall"),
-    (changed("qo_indptr", 1, 6), "qo_indptr: found 6 draft tokens in request 0, expected at most max_extend_len = 5"),
+    (
+        changed("qo_indptr", 1, 6),
+        "qo_indptr: found 6 draft tokens in request 0, expected at most max_extend_len = 5",
+    ),
     (changed("kv_indices", 2, -1), "kv_indices: found -1 at entry 2, expected 0 to 999"),
     (changed("kv_indices", 8, 1000), r"kv_indices: found 1000 at entry 8, .*pool_slots = 1000"),
     (changed("out_cache_loc", 8, 1000), "out_cache_loc: found 1000 at entry 8"),
     (changed("positions", 3, -2), "positions: found -2 at entry 3, expected 0 or more"),
     (changed("req_pool_indices", 0, -1), "req_pool_indices: found -1 at entry 0"),
-    (changed("seq_lens", 1, 7), "seq_lens: found 7 for request 1, expected its prefix length in kv_indptr, 6"),
+    (
+        changed("seq_lens", 1, 7),
+        "seq_lens: found 7 for request 1, expected its prefix length in kv_indptr, 6",
+    ),
     (changed("mask_indptr", 0, 2), "mask_indptr: found first entry 2, expected 0"),
     (changed("mask_indptr", 1, 39), "mask_indptr: found request 1 starts at 39, expected 40 or more"),
     (cut("custom_mask", 70), r"custom_mask: found 70 cells, expected at least 8\d for layout FULL_MASK"),
     (changed("v", (3, 0, 7), 9), "v: found values that differ from k"),
     (changed("tail_rows", (3, 0, 550), 9), r"tail_rows: found row 3 \(slot 503\) that differs from k"),
-    ({"kv_indices": np.full(9, 4)}, "prefix_rows: found two different rows for pool slot 4, expected one row a slot"),
+    (
+        {"kv_indices": np.full(9, 4)},
+        "prefix_rows: found two different rows for pool slot 4, expected one row a slot",
+    ),
     ({"q": None}, "tensors missing: q"),
     ({"custom_mask": None, "mask_indptr": None}, "tensors missing: custom_mask, mask_indptr"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), BROKEN, ids=[f"{i}-{next(iter(c))}" for i, (c, _) in enumerate(BROKEN)])
+@pytest.mark.parametrize(
+    ("changes", "message"), BROKEN, ids=[f"{i}-{next(iter(c))}" for i, (c, _) in enumerate(BROKEN)]
+)
 def test_broken_tensors_are_refused(changes, message):
     with pytest.raises(CaptureError, match=message) as caught:
         build(**changes)
@@ -196,5 +234,7 @@ def test_missing_metadata_is_named():
 
 
 def test_metadata_goes_through_strings_and_back():
-    meta = small_meta(sm_scale=0.13086079996295005, algorithm="NGRAM", gpu="a GPU", extra={"page_size": "1", "x": "y"})
+    meta = small_meta(
+        sm_scale=0.13086079996295005, algorithm="NGRAM", gpu="a GPU", extra={"page_size": "1", "x": "y"}
+    )
     assert CaptureMeta.from_strings(meta.to_strings()) == meta

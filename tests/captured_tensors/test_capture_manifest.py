@@ -49,7 +49,9 @@ def test_shipped_masks_are_trees(case):
         mask = case.tree_mask(b)
         assert mask.diagonal().all()
         assert mask[:, 0].all()
-        np.testing.assert_array_equal(mask.sum(axis=1) + case.prefix_lengths[b] - 1, case.positions[case.rows_of(b)])
+        np.testing.assert_array_equal(
+            mask.sum(axis=1) + case.prefix_lengths[b] - 1, case.positions[case.rows_of(b)]
+        )
 
 
 def test_paths_of_a_file_a_folder_and_a_manifest(folder):
@@ -65,7 +67,7 @@ def test_nothing_there_is_an_error(tmp_path):
         list(iter_case_paths(tmp_path / "none"))
     with pytest.raises(CaptureError, match=r"no \.safetensors file in this folder"):
         list(iter_case_paths(tmp_path))
-    with pytest.raises(CaptureError, match="none.json: cannot be read"):
+    with pytest.raises(CaptureError, match=r"none\.json: cannot be read"):
         list(iter_case_paths(tmp_path / "none.json"))
 
 
@@ -111,7 +113,7 @@ def test_broken_manifests_are_refused(folder, change, message):
 def test_what_is_no_manifest_is_refused(tmp_path, text):
     path = tmp_path / "m.json"
     path.write_text(text)
-    with pytest.raises(CaptureError, match="not JSON|version: found"):
+    with pytest.raises(CaptureError, match=r"not JSON|version: found"):
         read_manifest(path)
 
 

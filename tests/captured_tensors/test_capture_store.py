@@ -25,8 +25,14 @@ def assert_same(a: CaptureCase, b: CaptureCase) -> None:
         assert array.tobytes() == other.tobytes(), name
 
 
-@given(seed=st.integers(0, 999), index=st.sampled_from([np.int32, np.int64]), mask=st.sampled_from([bool, np.uint8]),
-       layout=st.sampled_from(["FULL_MASK", "QLEN_ONLY", "CHAIN"]), stale=st.sampled_from([0, 16]), triton=st.booleans())
+@given(
+    seed=st.integers(0, 999),
+    index=st.sampled_from([np.int32, np.int64]),
+    mask=st.sampled_from([bool, np.uint8]),
+    layout=st.sampled_from(["FULL_MASK", "QLEN_ONLY", "CHAIN"]),
+    stale=st.sampled_from([0, 16]),
+    triton=st.booleans(),
+)
 @settings(max_examples=25, deadline=None)
 def test_round_trip(tmp_path_factory, seed, index, mask, layout, stale, triton):
     parts = small_parts(seed, index_dtype=index, mask_dtype=mask, mask_layout=layout, stale=stale)
@@ -48,10 +54,23 @@ def test_every_bf16_pattern_survives(tmp_path):
     empty = np.zeros(0, np.int64)
     slots = np.arange(1, 201)
     case = CaptureCase(
-        name="all", meta=small_meta(num_heads=1, max_extend_len=200, mask_layout="CHAIN"), q=q, k=q, v=q[..., :512],
-        qo_indptr=np.array([0, 200]), kv_indptr=np.array([0, 0]), kv_indices=empty, custom_mask=None, mask_indptr=None,
-        out_cache_loc=slots, seq_lens=np.array([0]), req_pool_indices=np.array([1]), positions=slots, prefix_rows=rows,
-        tail_rows=q)
+        name="all",
+        meta=small_meta(num_heads=1, max_extend_len=200, mask_layout="CHAIN"),
+        q=q,
+        k=q,
+        v=q[..., :512],
+        qo_indptr=np.array([0, 200]),
+        kv_indptr=np.array([0, 0]),
+        kv_indices=empty,
+        custom_mask=None,
+        mask_indptr=None,
+        out_cache_loc=slots,
+        seq_lens=np.array([0]),
+        req_pool_indices=np.array([1]),
+        positions=slots,
+        prefix_rows=rows,
+        tail_rows=q,
+    )
     save_case(case, tmp_path / "all.safetensors")
     back = load_case(tmp_path / "all.safetensors")
     np.testing.assert_array_equal(back.q.view(np.uint16).ravel()[: 2**16], bits)
@@ -121,7 +140,13 @@ def test_truncated_files_are_refused(stored, share):
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x93NUMPY\x01\x00" + b"\0" * 99, pickle.dumps({"q": 1}), b"{}", b"\xff" * 4096, b"PK\x03\x04" + b"\0" * 500],
+    [
+        b"\x93NUMPY\x01\x00" + b"\0" * 99,
+        pickle.dumps({"q": 1}),
+        b"{}",
+        b"\xff" * 4096,
+        b"PK\x03\x04" + b"\0" * 500,
+    ],
     ids=["npy", "pickle", "json", "ones", "zip"],
 )
 def test_foreign_files_are_refused(tmp_path, data):
@@ -161,5 +186,7 @@ def test_broken_files_are_refused_by_path_and_field(tmp_path, changes, message):
 def test_a_file_without_metadata_is_refused(tmp_path):
     path = tmp_path / "b.safetensors"
     save_file(raw(), path)
-    with pytest.raises(CaptureError, match="metadata missing: layer_id, max_extend_len, num_heads, pool_slots, sm_scale"):
+    with pytest.raises(
+        CaptureError, match="metadata missing: layer_id, max_extend_len, num_heads, pool_slots, sm_scale"
+    ):
         load_case(path)

@@ -24,8 +24,12 @@ def with_layout(batch, layout, dtype=np.bool_):
         wide = np.concatenate([np.zeros((len(mask), length), bool), mask], axis=1)
         pieces.append((wide if layout == "FULL_MASK" else mask).ravel())
         starts.append(starts[-1] + pieces[-1].size)
-    return replace(batch, mask_layout=layout, custom_mask=np.concatenate(pieces).astype(dtype),
-                   mask_indptr=np.array(starts))
+    return replace(
+        batch,
+        mask_layout=layout,
+        custom_mask=np.concatenate(pieces).astype(dtype),
+        mask_indptr=np.array(starts),
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.id)
@@ -122,8 +126,18 @@ def test_requests_do_not_touch_each_other():
 def test_rows_without_a_slot_list():
     batch = make_batch(9, prefix=(7, 12), drafts=(4, 9))
     rows = batch.kv_pool[batch.kv_indices[:19]]
-    direct = oracle.Batch(batch.q, batch.k, rows, batch.qo_indptr, batch.kv_indptr, None, batch.custom_mask,
-                          batch.mask_indptr, batch.sm_scale, batch.mask_layout)
+    direct = oracle.Batch(
+        batch.q,
+        batch.k,
+        rows,
+        batch.qo_indptr,
+        batch.kv_indptr,
+        None,
+        batch.custom_mask,
+        batch.mask_indptr,
+        batch.sm_scale,
+        batch.mask_layout,
+    )
     np.testing.assert_array_equal(oracle.verify_batch(batch)[0], oracle.verify_batch(direct)[0])
 
 

@@ -30,8 +30,12 @@ def test_ideal_kernels_pass(shape, logit_std):
         assert budget.use(out, lse, exact).ok, (nsplit, headroom)
 
 
-@given(batch=batches(), nsplit=st.integers(1, 9), headroom=st.floats(0, 8),
-       parts=st.sampled_from(["ALL", "PREFIX", "TAIL"]))
+@given(
+    batch=batches(),
+    nsplit=st.integers(1, 9),
+    headroom=st.floats(0, 8),
+    parts=st.sampled_from(["ALL", "PREFIX", "TAIL"]),
+)
 @settings(max_examples=40, deadline=None)
 def test_any_ideal_kernel_passes(batch, nsplit, headroom, parts):
     out, lse = oracle.bf16_verify_batch(batch, parts, nsplit=nsplit, headroom=headroom)
@@ -88,8 +92,13 @@ def _shorter(batch):
         kept.append(batch.kv_indices[batch.kv_indptr[b] : batch.kv_indptr[b] + length])
     masks = [oracle.tree_mask(batch, b).ravel() for b in range(batch.bs)]
     cells = np.concatenate([[0], np.cumsum([m.size for m in masks])])
-    return {"kv_indptr": starts, "kv_indices": np.concatenate(kept), "custom_mask": np.concatenate(masks),
-            "mask_indptr": cells, "mask_layout": "QLEN_ONLY"}
+    return {
+        "kv_indptr": starts,
+        "kv_indices": np.concatenate(kept),
+        "custom_mask": np.concatenate(masks),
+        "mask_indptr": cells,
+        "mask_layout": "QLEN_ONLY",
+    }
 
 
 def fault_mask_shifted(batch):
@@ -140,8 +149,17 @@ def fault_one_nan(batch):
     return out, lse
 
 
-FAULTS = [fault_lost_key, fault_mask_shifted, fault_base_two, fault_merge_in_base_two, fault_heads_swapped,
-          fault_scores_in_bf16, fault_fp16_bits, fault_one_column, fault_one_nan]
+FAULTS = [
+    fault_lost_key,
+    fault_mask_shifted,
+    fault_base_two,
+    fault_merge_in_base_two,
+    fault_heads_swapped,
+    fault_scores_in_bf16,
+    fault_fp16_bits,
+    fault_one_column,
+    fault_one_nan,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__.removeprefix("fault_"))
@@ -163,8 +181,18 @@ def test_swapped_tokens_on_real_input_exceed_the_budget():
 
 def captured(case):
     pool = scatter_pool(case)
-    batch = oracle.Batch(case.q, case.k, pool.kv_pool, case.qo_indptr, case.kv_indptr, pool.kv_indices,
-                         case.custom_mask, case.mask_indptr, case.meta.sm_scale, case.meta.mask_layout)
+    batch = oracle.Batch(
+        case.q,
+        case.k,
+        pool.kv_pool,
+        case.qo_indptr,
+        case.kv_indptr,
+        pool.kv_indices,
+        case.custom_mask,
+        case.mask_indptr,
+        case.meta.sm_scale,
+        case.meta.mask_layout,
+    )
     return batch, oracle.verify_batch(batch)
 
 
@@ -198,7 +226,9 @@ def test_empty_rows_have_no_slack():
     assert budget.use(out, np.full((3, 8), -1e30), exact).lse_abs == np.inf
 
 
-@pytest.mark.parametrize(("value", "want"), [(1.0, 2**-8), (1.99, 2**-8), (2.0, 2**-7), (-0.75, 2**-9), (0, 2**-134)])
+@pytest.mark.parametrize(
+    ("value", "want"), [(1.0, 2**-8), (1.99, 2**-8), (2.0, 2**-7), (-0.75, 2**-9), (0, 2**-134)]
+)
 def test_half_ulp(value, want):
     assert oracle.half_ulp(np.array(value)) == want
 
