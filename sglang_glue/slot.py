@@ -99,9 +99,9 @@ class VerifySlot:
     def _offer(self, capture: Capture, call: SlotCall, row: int, mismatch: torch.Tensor | None) -> None:
         # What fails here must not undo a verify step that has already been served.
         try:
-            capture.offer(call, row, mismatch, self._triton_output)
+            capture.offer(call, row, mismatch, lambda: self._triton_output(call))
         except Exception as error:
-            self._report(error)
+            self._report(error, "a call cannot be captured")
 
     def _triton_output(self, call: SlotCall) -> torch.Tensor:
         if self.mode is Mode.VALIDATE:
@@ -112,9 +112,9 @@ class VerifySlot:
 
     def _fall_back(self, error: Exception) -> bool:
         """The one place where this rank gives a step back to Triton that it was asked to serve."""
-        self._report(error)
+        self._report(error, "an error of ours, Triton serves the step instead")
         return False
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception, what: str) -> None:
         if self.counters.error(type(error).__name__):
-            log.exception("verify-numba: an error of ours; Triton serves this step (logged once a kind)")
+            log.error("verify-numba: %s (logged once a kind)", what, exc_info=error)
