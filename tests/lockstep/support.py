@@ -17,7 +17,17 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, Geometry
 from verify_numba.kernels.merge_kernel import MERGE_WARPS, make_merge_kernel
 from verify_numba.kernels.verify_kernel import make_verify_kernel
-from verify_numba.kernels.work import CHAIN, FULL_MASK, KV_WIDE, MASK_WIDE, PREFIX, QLEN_ONLY, QO_WIDE, SLOTS_WIDE, TAIL
+from verify_numba.kernels.work import (
+    CHAIN,
+    FULL_MASK,
+    KV_WIDE,
+    MASK_WIDE,
+    PREFIX,
+    QLEN_ONLY,
+    QO_WIDE,
+    SLOTS_WIDE,
+    TAIL,
+)
 from verify_numba.lockstep import GlobalMemory, numpy_ops, run_kernel
 from verify_numba.lockstep.merge_ops import MERGE_SHARED_BYTES
 
@@ -54,6 +64,7 @@ def run(
     parts: str = "ALL",
     seed: int | None = None,
     adversarial: bool = False,
+    check_races: bool = False,
     change: Change = lambda ops: None,
 ) -> Result:
     """Runs both kernels; scratch and results start out as NaN. `change` may replace operations."""
@@ -81,7 +92,7 @@ def run(
         widths, LAYOUTS[batch.mask_layout], PARTS[parts], bs, H, min_tiles, batch.sm_scale * np.log2(np.e),
         at["part_o"], at["part_lse"], at["out"], at["lse"],
     )  # fmt: skip
-    launch = {"memory": memory, "seed": seed, "adversarial": adversarial}
+    launch: dict[str, Any] = {"memory": memory, "seed": seed, "adversarial": adversarial, "check_races": check_races}
     run_kernel(
         make_verify_kernel(g, ops),
         (g.cluster * workers, row_blocks), g.cluster, g.threads // 32, g.shared.total, args, **launch,

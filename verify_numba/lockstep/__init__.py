@@ -1,6 +1,6 @@
 """Runs the kernels without a GPU: the same source as plain Python, its operations in NumPy, a greenlet a warp."""
 
-from verify_numba.lockstep.errors import DeadlockError, LockstepError, MemoryFault, ProtocolError
+from verify_numba.lockstep.errors import DeadlockError, LockstepError, MemoryFault, ProtocolError, RaceError
 from verify_numba.lockstep.launch import run_kernel
 from verify_numba.lockstep.memory import GlobalMemory
 from verify_numba.lockstep.ops import numpy_ops
@@ -11,6 +11,7 @@ __all__ = [
     "LockstepError",
     "MemoryFault",
     "ProtocolError",
+    "RaceError",
     "numpy_ops",
     "run_kernel",
 ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Batch, Share
 from verify_numba.lockstep.barriers import CountedBarrier
-from verify_numba.lockstep.executor import current
+from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.memory import GlobalMemory
 
 INT32 = range(-(2**31), 2**31)
@@ -26,7 +26,8 @@ def i32(value: int) -> int:
 def load_index(ptr: int, i: int, wide: int) -> int:
     """Element `i` of an index array, int64 if `wide`, else int32."""
     size = 8 if wide else 4
-    return int.from_bytes(current().memory.bytes(ptr + size * i, size, size), "little", signed=True)
+    data = current().memory.bytes(ptr + size * i, size, size)
+    return int.from_bytes(data.tobytes(), "little", signed=True)
 
 
 def load_indices(memory: GlobalMemory, ptr: int, count: int, wide: int) -> NDArray[np.int64]:
@@ -49,17 +50,17 @@ def _tiles(batch: Batch) -> NDArray[np.int64]:
 
 def _quota(batch: Batch, total: int, workers: int) -> int:
     """Tiles of one worker."""
-    return max(batch.min_tiles, -(-total // workers))
+    return i32(max(batch.min_tiles, -(-total // workers)))
 
 
 def first_share(batch: Batch, worker: int, workers: int) -> Share:
     """The worker's part of the line of all tiles, and the request it starts in."""
     ends = np.cumsum(_tiles(batch))
-    total = i32(int(ends[-1]))
+    total = i32(int(ends[-1])) if batch.bs else 0
     quota = _quota(batch, total, workers)
     begin = min(total, worker * quota)
     end = min(total, begin + quota)
-    b = min(int(np.searchsorted(ends, begin, side="right")), batch.bs - 1)
+    b = int(np.searchsorted(ends, begin, side="right")) if begin < end else 0
     return Share(b, int(ends[b - 1]) if b else 0, begin, end)
 
 
@@ -118,7 +119,7 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         return warp.cluster.all_warps if g.cluster == 2 else warp.block.all_warps
 
     def announce() -> None:
-        all_warps().arrive(current())
+        current().arrive(all_warps())
 
     def await_start() -> None:
         current().sync(all_warps())
@@ -135,9 +136,7 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         current().wait_mbarrier(bar, parity)
 
     def arrive(bar: int) -> None:
-        warp = current()
-        warp.block.mbarrier(bar).arrive()
-        warp.preempt()
+        current().arrive_mbarrier(bar)
 
     return {
         "init_barriers": init_barriers,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from verify_numba.dims import D_V
 from verify_numba.geometry import TILE, WARP, Geometry
 from verify_numba.kernels.work import SLOTS_WIDE, Batch, Request
-from verify_numba.lockstep.executor import current
-from verify_numba.lockstep.memory import POISON
+from verify_numba.lockstep.machine import current
+from verify_numba.lockstep.memory import Bytes
 
 LANE = np.arange(WARP)
 COPY_ALIGN = 16
@@ -29,7 +29,7 @@ def load_slots(batch: Batch, request: Request, first_tile: int, last_tile: int) 
     tile = np.minimum(first_tile + LANE // TILE, last_tile - 1)
     token = TILE * tile + LANE % TILE
     tail_token = token - TILE * request.prefix_tiles
-    slots = request.n0 + np.minimum(tail_token, request.T - 1)
+    slots: Slots = request.n0 + np.minimum(tail_token, request.T - 1)
     in_prefix = tile < request.prefix_tiles
     if in_prefix.any():
         kind = np.dtype(np.int64 if batch.widths & SLOTS_WIDE else np.int32)
@@ -41,7 +41,6 @@ def load_slots(batch: Batch, request: Request, first_tile: int, last_tile: int) 
 
 def copy_ops(g: Geometry) -> dict[str, Any]:
     value_bytes, rope_bytes = 2 * g.value_columns, 2 * g.rope_columns
-    row_bytes = value_bytes + rope_bytes
 
     def copy_rows(
         stage: int, full: int, rows: int, stride: int, slots: Slots, half: int, rank: int
@@ -49,27 +48,26 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
         """Starts the copy of this block's columns of 16 rows, which ends with the barrier `full`."""
         warp = current()
         memory = warp.memory
-        barrier = warp.block.mbarrier(full)
         source = rows + slots[TILE * half : TILE * (half + 1)] * stride
         value, rope = source + rank * value_bytes, source + 2 * D_V + rank * rope_bytes
         memory.check_rows(value, value_bytes, COPY_ALIGN)
         memory.check_rows(rope, rope_bytes, COPY_ALIGN)
-        target = warp.block.shared.view(stage, np.uint8, (TILE, row_bytes), g.row_stride)
-
-        def land() -> None:
-            target[:, :value_bytes] = memory.load_rows(value, value_bytes, COPY_ALIGN)
-            target[:, value_bytes:] = memory.load_rows(rope, rope_bytes, COPY_ALIGN)
-
-        def complete() -> None:
-            if g.cluster == 2:
-                barrier.complete(g.copy_bytes)
-            else:
-                barrier.arrive(WARP)
-
         if g.cluster == 2:
-            barrier.expect(g.copy_bytes)
-            barrier.arrive()
-        warp.cluster.deliver(f"a copy for {barrier.label}", warp.block, lambda: target.fill(POISON), land, complete)
-        warp.preempt()
+            warp.arrive_mbarrier(full, g.copy_bytes)
+
+        def fetch() -> Bytes:
+            columns = ((value, value_bytes), (rope, rope_bytes))
+            return np.concatenate([memory.load_rows(at, nbytes, COPY_ALIGN) for at, nbytes in columns], axis=1)
+
+        # In the single form each lane's copies end with one arrival; in the cluster form their bytes are counted.
+        warp.write_async(
+            warp.block,
+            stage,
+            (TILE, value_bytes + rope_bytes),
+            fetch,
+            warp.block.mbarrier(full),
+            stride=g.row_stride,
+            arrivals=WARP if g.cluster == 1 else 0,
+        )
 
     return {"load_slots": load_slots, "copy_rows": copy_rows}

@@ -17,3 +17,7 @@ class ProtocolError(LockstepError):
 
 class DeadlockError(LockstepError):
     """No warp can run and nothing is in flight; the message lists every waiting warp and its barrier."""
+
+
+class RaceError(LockstepError):
+    """Two accesses to the same shared memory, one of them a write, that no barrier keeps in order."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from verify_numba.lockstep.executor import Cluster, Dispatch
+from verify_numba.lockstep.executor import Cluster, Dispatch, Schedule
 from verify_numba.lockstep.memory import GlobalMemory
 
 
@@ -21,6 +21,7 @@ def run_kernel(
     memory: GlobalMemory,
     seed: int | None = None,
     adversarial: bool = False,
+    check_races: bool = False,
 ) -> None:
     """Runs `kernel(*args)` in every warp of a grid; returns when all have ended.
 
@@ -34,10 +35,11 @@ def run_kernel(
         memory: the arrays that the kernel may reach.
         seed: draws the order of the clusters and of the warps; without it the order is fixed.
         adversarial: lets asynchronous copies land as late as they may, or at any moment if there is a seed.
+        check_races: reports accesses to shared memory that no barrier orders, even if they ran in a good order.
 
     Raises:
         ValueError: `grid[0]` is not a multiple of `cluster`.
-        LockstepError: a memory fault, a deadlock or a breach of a barrier's rules.
+        LockstepError: a memory fault, a race, a deadlock or a breach of a barrier's rules.
     """
     if cluster < 1 or grid[0] % cluster:
         raise ValueError(f"grid[0] is {grid[0]}, expected a multiple of the cluster size {cluster}")
@@ -48,5 +50,6 @@ def run_kernel(
     rng = None if seed is None else random.Random(seed)
     if rng is not None:
         rng.shuffle(clusters)
+    schedule = Schedule(rng, adversarial, check_races)
     for blocks in clusters:
-        Cluster(dispatch, blocks, rng, adversarial).run()
+        Cluster(dispatch, blocks, schedule).run()

@@ -12,7 +12,7 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import COLUMN_GROUP, MMA_N
 from verify_numba.kernels.merge_kernel import MERGE_AHEAD, MERGE_WARPS
 from verify_numba.lockstep.bf16 import narrow
-from verify_numba.lockstep.executor import current
+from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.value_ops import GROUPS, PARTIAL_BYTES, PARTIAL_SHAPE, unpack_partial
 
 Floats = NDArray[np.float32]
@@ -28,16 +28,19 @@ class Part:
     """Some parts merged: O = o / s and lse = m + log2 s, a row each; s = 0 if they saw nothing."""
 
     m: Floats
+    """[8]"""
     s: Floats
+    """[8]"""
     o: Floats
+    """[8, 32]"""
 
-    def add(self, m: Floats, s: Floats, o: Floats) -> Part:
-        """Merges another one, which counts for nothing where its m is -inf, whatever its o holds."""
-        top = np.fmax(self.m, m)
-        mine = np.where(np.isneginf(self.m), np.float32(0), np.exp2(self.m - top))
-        theirs = np.where(np.isneginf(m), np.float32(0), np.exp2(m - top))
-        added = np.where(theirs[:, None] == 0, np.float32(0), o * theirs[:, None])
-        return Part(top, self.s * mine + s * theirs, self.o * mine[:, None] + added)
+
+def combine(m: Floats, s: Floats, o: Floats) -> Part:
+    """One part from n: [n, 8], [n, 8] and [n, 8, 32]. Where m is -inf a part counts for nothing, whatever its o is."""
+    top = np.fmax.reduce(m)
+    weights = np.where(np.isneginf(m), np.float32(0), np.exp2(m - top))
+    shares = np.where(weights[..., None] == 0, np.float32(0), o * weights[..., None])
+    return Part(top, (weights * s).sum(axis=0), shares.sum(axis=0))
 
 
 def empty_part() -> Part:
@@ -46,38 +49,46 @@ def empty_part() -> Part:
 
 
 def merge_part(
-    part: Part, part_o: int, part_lse: int, row_capacity: int, slot0: int, p: int, count: int, row_tile: int, group: int
+    part: Part,
+    part_o: int,
+    part_lse: int,
+    row_capacity: int,
+    slot0: int,
+    p: int,
+    count: int,
+    row_tile: int,
+    group: int,
 ) -> Part:
     """Adds parts p, p + MERGE_WARPS and so on, MERGE_AHEAD of them, as far as there are `count`."""
     memory = current().memory
-    ones = np.ones(MMA_N, np.float32)
-    for i in range(p, min(count, p + MERGE_WARPS * MERGE_AHEAD), MERGE_WARPS):
-        row = (slot0 + i) * row_capacity + MMA_N * row_tile
-        lse = memory.load(part_lse + 4 * row, np.float32, MMA_N)
-        address = part_o + PARTIAL_BYTES * (GROUPS * (row // MMA_N) + group)
-        o = memory.load(address, np.float32, PARTIAL_BYTES // 4).reshape(1, *PARTIAL_SHAPE)
-        part = part.add(lse, ones, unpack_partial(o))
-    return part
+    index = np.arange(p, min(count, p + MERGE_WARPS * MERGE_AHEAD), MERGE_WARPS, dtype=np.int64)
+    row = (slot0 + index) * row_capacity + MMA_N * row_tile
+    lse = memory.load_rows(part_lse + 4 * row, 4 * MMA_N, 8).view(np.float32)
+    at = part_o + PARTIAL_BYTES * (GROUPS * (row // MMA_N) + group)
+    o = unpack_partial(memory.load_rows(at, PARTIAL_BYTES, 16).view(np.float32).reshape(-1, *PARTIAL_SHAPE))
+    return combine(
+        np.concatenate((part.m[None], lse)),
+        np.concatenate((part.s[None], np.ones_like(lse))),
+        np.concatenate((part.o[None], o.reshape(-1, MMA_N, COLUMN_GROUP))),
+    )
 
 
 def stage_parts(part: Part) -> None:
     """Leaves this warp's part in shared memory and waits for the others'."""
     warp = current()
     staged = np.concatenate((part.m, part.s, part.o.ravel()))
-    warp.block.shared.view(4 * STAGED * warp.index, np.float32, (STAGED,))[:] = staged
+    warp.write(4 * STAGED * warp.index, np.float32, (STAGED,))[:] = staged
     warp.sync(warp.block.all_warps)
 
 
 def merge_staged() -> Part | None:
-    """All warps' parts merged in the warps' order; warp 0 does it."""
+    """All warps' parts merged; warp 0 does it."""
     warp = current()
     if warp.index:
         return None
-    whole = empty_part()
-    for staged in warp.block.shared.view(0, np.float32, (MERGE_WARPS, STAGED)):
-        m, s, o = np.split(staged, [MMA_N, 2 * MMA_N])
-        whole = whole.add(m, s, o.reshape(MMA_N, COLUMN_GROUP))
-    return whole
+    staged = warp.read(0, np.float32, (MERGE_WARPS, STAGED))
+    m, s, o = np.split(staged, [MMA_N, 2 * MMA_N], axis=1)
+    return combine(m, s, o.reshape(MERGE_WARPS, MMA_N, COLUMN_GROUP))
 
 
 def store_merged(

@@ -11,8 +11,7 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import MMA_N, TILE, Geometry
 from verify_numba.kernels.work import CHAIN
 from verify_numba.lockstep.bf16 import EXPONENT, widen
-from verify_numba.lockstep.executor import Block, current
-from verify_numba.lockstep.memory import POISON
+from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
 N8_BYTES = 4 * TILE * MMA_N
@@ -75,9 +74,8 @@ def score_ops(g: Geometry) -> dict[str, Any]:
     def score(stage: int, queries: Floats, me: int) -> Floats:
         """[16, my_rows] products over this block's columns; zero for an n8 tile that the warp does not have."""
         warp = current()
-        warp.preempt()
         active = MMA_N * active_tiles(g, me)
-        keys = widen(warp.block.shared.view(stage, np.uint16, (TILE, columns), g.row_stride))
+        keys = widen(warp.read(stage, np.uint16, (TILE, columns), g.row_stride))
         scores = np.zeros((TILE, my_rows), np.float32)
         scores[:, :active] = keys @ queries[:active].T
         return scores
@@ -86,12 +84,13 @@ def score_ops(g: Geometry) -> dict[str, Any]:
         """Sets values that are not finite to zero, for 0 * NaN is NaN: a share of the rows each, once all have scored."""
         warp = current()
         warp.sync(warp.block.named_barrier("score warps", g.score_warps))
-        values = warp.block.shared.view(stage, np.uint16, (TILE, g.value_columns), g.row_stride)[me :: g.score_warps]
-        values[(values & EXPONENT) == EXPONENT] = 0
-        warp.preempt()
+        for token in range(me, TILE, g.score_warps):
+            values = warp.write(stage + g.row_stride * token, np.uint16, (1, g.value_columns))
+            values[(values & EXPONENT) == EXPONENT] = 0
 
     return {
         "load_q": load_q,
+        "no_scores": lambda: np.zeros((TILE, my_rows), np.float32),
         "score": score,
         "clean_values": clean_values,
         "keep_first": keep_first,
@@ -103,41 +102,27 @@ def score_ops(g: Geometry) -> dict[str, Any]:
 def exchange_ops(g: Geometry) -> dict[str, Any]:
     """Partial scores to the partner block, and from it."""
 
-    def slot(block: Block, exchange: int, me: int) -> Floats:
-        """[active n8 tiles, 16, 8] of this warp in an exchange buffer."""
-        shape = (active_tiles(g, me), TILE, MMA_N)
-        return block.shared.view(exchange + N8_BYTES * g.tiles_per_score_warp * me, np.float32, shape)
+    def my_place(tile: int, me: int) -> int:
+        return tile + N8_BYTES * g.tiles_per_score_warp * me
 
-    def send(scores: Floats, exchange: int, bar: int, me: int, rank: int) -> None:
-        """Announces the partner's bytes at the own `bar`, and starts the write of the own ones to the partner."""
+    def send(scores: Floats, kept: int, exchange: int, bar: int, me: int, rank: int) -> None:
+        """Announces the partner's bytes at the own `bar`, starts the write of the own ones to it and keeps them."""
         warp = current()
         partner = warp.cluster.blocks[1 - rank]
-        nbytes = N8_BYTES * active_tiles(g, me)
-        own, theirs = warp.block.mbarrier(bar), partner.mbarrier(bar)
-        own.expect(nbytes)
-        own.arrive()
-        target = slot(partner, exchange, me)
-        data = np.stack(np.split(scores[:, : MMA_N * len(target)], len(target), axis=1))
+        active = active_tiles(g, me)
+        tiles = np.ascontiguousarray(scores.reshape(TILE, -1, MMA_N).transpose(1, 0, 2)[:active])
+        warp.write(my_place(kept, me), np.float32, tiles.shape)[:] = tiles
+        data = tiles.view(np.uint8).reshape(active, N8_BYTES)
+        warp.arrive_mbarrier(bar, data.nbytes)
+        warp.write_async(partner, my_place(exchange, me), data.shape, lambda: data, partner.mbarrier(bar))
 
-        def land() -> None:
-            target[:] = data
-
-        warp.cluster.deliver(
-            f"scores for {theirs.label}",
-            partner,
-            lambda: target.view(np.uint8).fill(POISON),
-            land,
-            lambda: theirs.complete(nbytes),
-        )
-        warp.preempt()
-
-    def receive(scores: Floats, exchange: int, me: int) -> Floats:
+    def receive(kept: int, exchange: int, me: int) -> Floats:
         """Both blocks' columns added up."""
         warp = current()
-        warp.preempt()
-        whole = scores.copy()
-        for n, tile in enumerate(slot(warp.block, exchange, me)):
-            whole[:, MMA_N * n : MMA_N * (n + 1)] += tile
-        return whole
+        shape = (active_tiles(g, me), TILE, MMA_N)
+        own, theirs = (warp.read(my_place(at, me), np.float32, shape).copy() for at in (kept, exchange))
+        scores = np.zeros((TILE, g.tiles_per_score_warp, MMA_N), np.float32)
+        scores[:, : len(own)] = (own + theirs).transpose(1, 0, 2)
+        return scores.reshape(TILE, -1)
 
     return {"send": send, "receive": receive}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from verify_numba.geometry import MMA_N, TILE, Geometry
 from verify_numba.lockstep.bf16 import narrow
-from verify_numba.lockstep.executor import current
+from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.score_ops import active_tiles
 
 Floats = NDArray[np.float32]
@@ -66,25 +66,26 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
     def zero_sums() -> Floats:
         return np.zeros(my_rows, np.float32)
 
+    def store_maxima(addr: int, m: Floats, me: int) -> None:
+        """float32 [score warps, my_rows]; every warp keeps its own there."""
+        current().write(addr + 4 * my_rows * me, np.float32, (my_rows,))[:] = m
+
+    def load_maxima(addr: int, me: int) -> Floats:
+        return current().read(addr + 4 * my_rows * me, np.float32, (my_rows,)).copy()
+
     def store_row_values(addr: int, values: Floats, my_tile: int) -> None:
         """One float32 a row, of the n8 tiles that the warp has."""
-        warp = current()
         count = MMA_N * active_tiles(g, my_tile // g.tiles_per_score_warp)
-        warp.block.shared.view(addr + 4 * MMA_N * my_tile, np.float32, (count,))[:] = values[:count]
-        warp.preempt()
+        current().write(addr + 4 * MMA_N * my_tile, np.float32, (count,))[:] = values[:count]
 
     def store_grew(addr: int, grew: int) -> None:
-        warp = current()
-        warp.block.shared.view(addr, np.int32, (1,))[0] = grew
-        warp.preempt()
+        current().write(addr, np.int32, (1,))[0] = grew
 
     def store_weights(addr: int, p: Floats, my_tile: int) -> None:
         """bf16 [n8 tile, 16 tokens, 8 rows], of the n8 tiles that the warp has."""
-        warp = current()
-        tiles = active_tiles(g, my_tile // g.tiles_per_score_warp)
-        view = warp.block.shared.view(addr + 2 * TILE * MMA_N * my_tile, np.uint16, (tiles, TILE, MMA_N))
-        view[:] = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)[:tiles]
-        warp.preempt()
+        bits = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)
+        shape = (active_tiles(g, my_tile // g.tiles_per_score_warp), TILE, MMA_N)
+        current().write(addr + 2 * TILE * MMA_N * my_tile, np.uint16, shape)[:] = bits[: shape[0]]
 
     def store_inverse(addr: int, sums: Floats, my_tile: int) -> None:
         """One over the softmax denominators; 0 for a row that saw nothing."""
@@ -93,6 +94,8 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
     return {
         "lowest": lowest,
         "zero_sums": zero_sums,
+        "store_maxima": store_maxima,
+        "load_maxima": load_maxima,
         "exponents": exponents,
         "exceeds": exceeds,
         "grow": grow,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from verify_numba.dims import D_V
 from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, VALUE_WARPS, WARP, Geometry
 from verify_numba.lockstep.bf16 import narrow, widen
-from verify_numba.lockstep.executor import current
+from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
 GROUPS = D_V // COLUMN_GROUP
@@ -23,11 +23,11 @@ STORE_ALIGN = 4
 def pack_partial(o: Floats) -> Floats:
     """[8 n, 32] float32 -> [n, *PARTIAL_SHAPE]: row and column to the lane and register that hold them.
 
-    Row 4 c + r' of a group is register r' % 2 of lanes with l % 4 = c; column 16 a + 8 h + l' is m16 tile a, registers
-    2 h and 2 h + 1, lanes with l // 4 = l'.
+    Row 2 c + e is in lanes with l % 4 = c, registers with r % 2 = e; column 16 a + 8 h + d is in m16 tile a, lanes with
+    l // 4 = d, registers with r // 2 = h.
     """
     n = len(o) // MMA_N
-    axes = o.reshape(n, 4, 2, 2, 2, 8)  # tile, lane % 4, low register bit, m16 tile, high register bit, lane // 4
+    axes = o.reshape(n, 4, 2, 2, 2, 8)  # [n, c, e, a, h, d]
     return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n, *PARTIAL_SHAPE)
 
 
@@ -46,35 +46,30 @@ def value_ops(g: Geometry) -> dict[str, Any]:
         return np.zeros((g.rows, columns), np.float32)
 
     def grew_flags(addr: int) -> NDArray[np.bool_]:
-        return current().block.shared.view(addr, np.int32, (g.score_warps,)) != 0
+        flags: NDArray[np.bool_] = current().read(addr, np.int32, (g.score_warps,)) != 0
+        return flags
 
     def any_grew(addr: int) -> int:
         """Whether any score warp's maximum has grown."""
         return int(grew_flags(addr).any())
 
     def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
-        """Rows of score warps whose maximum has grown are multiplied by alpha; the other alphas were not written."""
-        warp = current()
-        warp.preempt()
+        """Multiplies the rows of score warps whose maximum has grown by alpha; no other alpha was written."""
         grew = np.repeat(grew_flags(grew_addr), rows_per_warp)[: g.rows]
-        alpha = np.where(grew, warp.block.shared.view(alpha_addr, np.float32, (g.rows,)), np.float32(1))
+        alpha = np.where(grew, current().read(alpha_addr, np.float32, (g.rows,)), np.float32(1))
         scaled: Floats = o * alpha[:, None]
         return scaled
 
     def accumulate(o: Floats, stage: int, weights: int, me: int) -> Floats:
         """o + P^T V for the columns of value warp `me`."""
         warp = current()
-        warp.preempt()
-        shared = warp.block.shared
-        p = widen(shared.view(weights, np.uint16, (g.n_tiles, TILE, MMA_N)))
-        v = widen(shared.view(stage + 2 * columns * me, np.uint16, (TILE, columns), g.row_stride))
+        p = widen(warp.read(weights, np.uint16, (g.n_tiles, TILE, MMA_N)))
+        v = widen(warp.read(stage + 2 * columns * me, np.uint16, (TILE, columns), g.row_stride))
         added: Floats = o + p.transpose(0, 2, 1).reshape(g.rows, TILE) @ v
         return added
 
     def normalised(o: Floats, inverse: int) -> Floats:
-        warp = current()
-        warp.preempt()
-        whole: Floats = o * warp.block.shared.view(inverse, np.float32, (g.rows,))[:, None]
+        whole: Floats = o * current().read(inverse, np.float32, (g.rows,))[:, None]
         return whole
 
     def first_column(rank: int, me: int) -> int:
