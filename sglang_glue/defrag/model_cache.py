@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from sglang_glue.defrag.model_pools import NONE, ReqToTokenPool, SortedAllocator, TokenAllocator
 from sglang_glue.defrag.model_tree import Node, RadixTree
+from sglang_glue.defrag.reserve import reserved_lengths
 from sglang_glue.defrag.runs import Slots
 
 
 @dataclass(eq=False)
 class ModelReq:
-    """A request. ``tokens`` holds prompt and output; positions below ``committed`` have valid rows in the pool."""
+    """A request. Of ``tokens`` the first ``known`` are there; those below ``committed`` have valid rows."""
 
     tokens: NDArray[np.int64]
+    known: int
     prefix_indices: Slots = field(default_factory=lambda: NONE)
     last_node: Node | None = None
     row: int | None = None
@@ -45,7 +47,7 @@ class ModelCache:
 
     def match(self, req: ModelReq) -> None:
         """Look a waiting request's prefix up. Its slots are not locked and may be gone by its admission."""
-        key = self.tree.key_of(req.tokens[: max(req.tokens.size - 1, 0)])
+        key = self.tree.key_of(req.tokens[: max(req.known - 1, 0)])
         req.prefix_indices, req.last_node = self.tree.match_prefix(key)
         req.protected = req.prefix_indices.size
 
@@ -64,8 +66,16 @@ class ModelCache:
         req.committed = req.allocated = req.prefix_indices.size
         return True
 
-    def grow(self, reqs: list[ModelReq], lengths: list[int]) -> bool:
-        """Allocate every request up to its length, in one call, evicting if need be; False when nothing is left."""
+    def grow(self, reqs: list[ModelReq], lengths: list[int], block: int = 0) -> bool:
+        """Allocate every request up to its length, in one call, evicting if need be; False when nothing is left.
+
+        With ``block`` (decode steps of the sorted tiers) growth is rounded up; see ``reserve``.
+        """
+        if block:
+            room = self.allocator.available_size() + self.tree.evictable_size
+            width = self.pool.req_to_token.shape[1]
+            have = [r.allocated for r in reqs]
+            lengths = reserved_lengths(have, lengths, block=block, width=width, room=room)
         needs = [max(0, n - r.allocated) for r, n in zip(reqs, lengths, strict=True)]
         total = sum(needs)
         if total == 0:

@@ -16,8 +16,6 @@ from sglang_glue.defrag.runs import Slots
 
 SEARCH_WINDOW = 1 << 16
 """Free slots that one allocation looks at for a contiguous window; bounds its cost on a pool of any size."""
-SMALL_ALLOC = 64
-"""Allocations up to this size (decode steps) take the head of the sorted list and leave large windows alone."""
 MERGE_FRACTION = 8
 """Freed slots are merged into the sorted list once they number an eighth of it: O(log F) amortised a slot."""
 MERGE_MIN = 1024
@@ -84,18 +82,23 @@ class SortCounters:
     allocs: int = 0
     frees: int = 0
     merges: int = 0
-    windows: int = 0
     sorted_slots: int = 0
     copied_on_free: int = 0
 
 
 def window_start(free_sorted: Slots, need: int) -> int:
-    """Where in a sorted free list the ``need`` slots lie closest together; the lowest such place.
+    """Where in a sorted free list to take ``need`` slots so that they lie in the fewest runs.
 
-    Looks at the first ``SEARCH_WINDOW + need`` entries. A window that spans ``need - 1`` is one run.
+    Among equals a window whose edges are those of runs, so that no run is cut, then the lowest.
+    Looks at the first ``SEARCH_WINDOW + need`` entries.
     """
     seen = free_sorted[: SEARCH_WINDOW + need]
-    return int(np.argmin(seen[need - 1 :] - seen[: len(seen) - need + 1]))
+    broken = np.diff(seen) != 1
+    before = np.concatenate(([0], np.cumsum(broken)))
+    edge = np.concatenate(([True], broken, [True]))
+    places = len(seen) - need + 1
+    cost = 4 * (before[need - 1 :] - before[:places]) - edge[:places] - edge[need : need + places]
+    return int(np.argmin(cost))
 
 
 def merge_due(pending: int, sorted_count: int, need: int) -> bool:
@@ -105,7 +108,7 @@ def merge_due(pending: int, sorted_count: int, need: int) -> bool:
 
 @dataclass
 class SortedAllocator:
-    """Tier 0: the free list is kept sorted and large allocations take the tightest window of it.
+    """Tier 0: the free list is kept sorted and an allocation takes the window of fewest runs.
 
     ``free`` costs O(freed) whatever the pool holds: freed slots wait in a list and count as available.
     """
@@ -133,10 +136,8 @@ class SortedAllocator:
         if need_size > len(self.free_pages):
             return None
         self.counters.allocs += 1
-        if need_size <= SMALL_ALLOC:
-            taken, self.free_pages = self.free_pages[:need_size], self.free_pages[need_size:]
-            return taken
-        self.counters.windows += 1
+        if need_size == 0:
+            return NONE
         at = window_start(self.free_pages, need_size)
         taken = self.free_pages[at : at + need_size]
         self.free_pages = np.concatenate((self.free_pages[:at], self.free_pages[at + need_size :]))

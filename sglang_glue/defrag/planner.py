@@ -18,6 +18,9 @@ from sglang_glue.defrag.plan import Plan, make_plan
 from sglang_glue.defrag.runs import Slots, runs_of_set
 from sglang_glue.defrag.snapshot import Snapshot
 
+MISSES = 16
+"""A round ends after so many stretches in a row that found no place worth its copy; bounds the planning time."""
+
 
 @dataclass(frozen=True)
 class PlannerSettings:
@@ -102,12 +105,15 @@ def plan_round(snapshot: Snapshot, settings: PlannerSettings) -> Plan:
     """One round of relocation within the budget; an empty plan when nothing is worth its copy."""
     layout = Layout(snapshot)
     windows, blocks = _FreeWindows(snapshot.free), _Blocks(layout, settings.piece)
-    left = settings.budget_rows
-    attempts = 64 + 4 * left // settings.piece
-    for piece in _worst_first(snapshot, layout, settings)[:attempts]:
+    left, misses = settings.budget_rows, 0
+    for piece in _worst_first(snapshot, layout, settings):
         best = _best(layout, piece, windows, blocks, settings, left)
         if best is None:
+            misses += 1
+            if misses == MISSES:
+                break
             continue
+        misses = 0
         layout.apply(best)
         windows.use(best.at, piece.size)
         blocks.use(best.at)
