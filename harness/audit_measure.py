@@ -97,7 +97,7 @@ def audit(job: Job) -> Finding:
 
 
 def _measure(finding: Finding, artifact: Artifact, job: Job) -> list[str]:
-    usage = job.tools.resources(artifact.cubin)
+    usage = job.tools.resources(artifact.cubin, artifact.entry)
     sass = job.tools.sass(artifact.cubin)
     codes = audit_scan.opcodes(sass)
     spills = _SPILLS.findall(artifact.log)

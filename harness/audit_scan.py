@@ -30,10 +30,13 @@ COUNTED: dict[str, tuple[str, ...]] = {
     "bar": ("BAR",),
     "mbar": ("SYNCS",),
     "cluster": ("UCGABAR_ARV", "UCGABAR_WAIT"),
+    "remote": ("STAS",),
+    "fence": ("MEMBAR", "CCTL", "CCTLL"),
     "local": ("LDL", "STL"),
 }
 """Columns of the report by the SASS opcodes they count: matrix steps, matrix loads, copies into shared
-memory by 16 bytes and in bulk, block barriers, mbarrier operations, cluster barriers, local memory."""
+memory by 16 bytes and in bulk, block barriers, mbarrier operations, cluster barriers, stores into the
+partner's shared memory, fences with their cache invalidations, local memory."""
 
 
 def opcodes(sass: str) -> list[str]:

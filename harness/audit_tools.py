@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.errors import UsageError
 
-_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,23 @@ class BinaryTools:
     cuobjdump: str
     nvdisasm: str
 
-    def resources(self, cubin: bytes) -> Resources:
-        """What the one kernel in `cubin` takes of a GPU; UsageError where the tool cannot read it."""
-        found = _USAGE.findall(_run([self.cuobjdump, "-res-usage"], cubin))
-        if len(found) != 1:
-            raise UsageError(f"{self.cuobjdump} -res-usage described {len(found)} kernels, expected 1")
-        return Resources(*map(int, found[0]))
+    def resources(self, cubin: bytes, entry: str) -> Resources:
+        """What kernel `entry` of `cubin` takes of a GPU, with the routines it calls; UsageError if not told.
+
+        A slow path of a division, say, stands in the cubin as a function of its own.
+        """
+        found = {name: Resources(*map(int, sizes)) for name, *sizes in _USAGE.findall(self._usage(cubin))}
+        if entry not in found:
+            raise UsageError(f"{self.cuobjdump} -res-usage says nothing of kernel {entry}")
+        return Resources(
+            registers=max(one.registers for one in found.values()),
+            stack=max(one.stack for one in found.values()),
+            shared=found[entry].shared,
+            local=max(one.local for one in found.values()),
+        )
+
+    def _usage(self, cubin: bytes) -> str:
+        return _run([self.cuobjdump, "-res-usage"], cubin)
 
     def sass(self, cubin: bytes) -> str:
         """The machine code of `cubin` as text; UsageError if the tool does not know the architecture."""

@@ -43,4 +43,9 @@ COMMANDS = (
         "bench", "harness.bench_command", "time the kernels against the machine and against other kernels"
     ),
     Command("report", "harness.report_command", "draw pictures and one page from benchmark results"),
+    Command(
+        "audit",
+        "harness.audit",
+        "compile every kernel for every architecture and judge the code, without a GPU",
+    ),
 )

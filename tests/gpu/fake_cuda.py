@@ -89,6 +89,9 @@ class FakeCuda:
     def _cuGetErrorString(self, code, out):
         return self._text(code, out, 1)
 
+    def _cuDriverGetVersion(self, out):
+        out[0] = 12040
+
     def _cuDeviceGetCount(self, out):
         out[0] = self.devices
 

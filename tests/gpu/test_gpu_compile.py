@@ -95,5 +95,6 @@ def test_arguments_other_than_integers_and_floats_are_refused():
     from numba import types
 
     assert arg_format((types.int64, types.uint64, types.int32, types.float64)) == "qQid"
+    assert arg_format(types.void(types.int64, types.float32)) == "qf"
     with pytest.raises(CompileError, match="argument 1 has type array"):
         arg_format((types.int64, types.float32[:]))

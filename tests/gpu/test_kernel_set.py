@@ -112,6 +112,12 @@ def test_another_failure_of_that_call_is_not_taken_for_a_lack_of_memory(cuda, ke
         kernels.load(toy_kernels.FILL)
 
 
+def test_code_that_the_driver_is_too_old_for_is_explained(cuda, kernels):
+    cuda.fail["cuModuleLoadData"] = 200
+    with pytest.raises(UnsupportedKernel, match=r"toy-fill: this driver, for CUDA 12\.4, does not take"):
+        kernels.load(toy_kernels.FILL)
+
+
 def test_a_failed_load_may_be_tried_again(cuda, kernels):
     cuda.fail["cuModuleLoadData"] = LAUNCH_FAILED
     with pytest.raises(CudaError):

@@ -10,7 +10,7 @@ import toy_variants
 from harness import audit_scan, audit_tools
 from harness.audit_limits import LIMITS, blocks_per_sm, static_shared
 from harness.audit_measure import Finding, missing, problems
-from harness.audit_tools import BinaryTools, find_tools
+from harness.audit_tools import BinaryTools, Resources, find_tools
 from harness.errors import UsageError
 
 SASS = """
@@ -24,7 +24,10 @@ SASS = """
         /*0060*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
         /*0070*/                   SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R3], RZ ;
         /*0080*/                   STL [R1+0x90], R2                   (*"SpillRefill"*);
-        /*0090*/                   NOP ;
+        /*0090*/                   STAS.128 [R6.64+0x10], R24 ;
+        /*00a0*/                   MEMBAR.ALL.GPU ;
+        /*00b0*/                   CCTL.IVALL ;
+        /*00c0*/                   NOP ;
 """
 
 
@@ -32,7 +35,7 @@ def test_instructions_are_counted_by_opcode_whatever_predicate_and_modifiers():
     counts = audit_scan.count(audit_scan.opcodes(SASS))
     assert counts == {
         "mma": 2, "ldmatrix": 1, "cp.async": 1, "bulk": 1, "bar": 1,
-        "mbar": 1, "cluster": 0, "local": 1, "all": 9,
+        "mbar": 1, "cluster": 0, "remote": 1, "fence": 2, "local": 1, "all": 12,
     }  # fmt: skip
 
 
@@ -187,9 +190,33 @@ def test_a_tool_that_fails_is_quoted(tmp_path):
         BinaryTools(str(tool), str(tool)).sass(b"\x7fELF")
 
 
-def test_a_tool_that_describes_no_kernel_is_refused(tmp_path):
+USAGE = """
+Resource usage:
+ Common:
+  GLOBAL:8
+ Function slow_path:
+  REG:12 STACK:16 SHARED:0 LOCAL:0 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function kernel:
+  REG:255 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:592 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.fixture
+def saying_tool(tmp_path):
+    """A cuobjdump that prints USAGE whatever it is given."""
     tool = tmp_path / "cuobjdump"
-    tool.write_text("#!/bin/sh\necho nothing\n")
+    (tmp_path / "usage.txt").write_text(USAGE)
+    tool.write_text(f"#!/bin/sh\ncat {tmp_path}/usage.txt\n")
     tool.chmod(0o755)
-    with pytest.raises(UsageError, match="described 0 kernels, expected 1"):
-        BinaryTools(str(tool), str(tool)).resources(b"\x7fELF")
+    return BinaryTools(str(tool), str(tool))
+
+
+def test_the_routines_a_kernel_calls_count_with_it(saying_tool):
+    assert saying_tool.resources(b"\x7fELF", "kernel") == Resources(
+        registers=255, stack=16, shared=1024, local=0
+    )
+
+
+def test_a_tool_that_does_not_describe_the_kernel_is_refused(saying_tool):
+    with pytest.raises(UsageError, match="says nothing of kernel other"):
+        saying_tool.resources(b"\x7fELF", "other")

@@ -60,10 +60,13 @@ def entry_name(ptx: str) -> str:
     return names[0]
 
 
-def arg_format(signature: tuple[Any, ...]) -> str:
-    """One `struct` code an argument; CompileError where an argument is neither integer nor float."""
+def arg_format(signature: Any) -> str:
+    """One `struct` code an argument of a tuple of numba types, or of a numba signature.
+
+    Raises CompileError where an argument is neither integer nor float.
+    """
     codes = []
-    for index, numba_type in enumerate(signature):
+    for index, numba_type in enumerate(getattr(signature, "args", signature)):
         code = _STRUCT_CODES.get(str(numba_type))
         if code is None:
             raise CompileError(

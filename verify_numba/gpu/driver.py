@@ -97,6 +97,11 @@ class Driver:
         self.call(name, ctypes.byref(value), *args)
         return value.value or 0
 
+    def cuda_version(self) -> tuple[int, int]:
+        """The newest CUDA version that this driver supports."""
+        version = self._int("cuDriverGetVersion")
+        return version // 1000, version % 1000 // 10
+
     def device_count(self) -> int:
         return self._int("cuDeviceGetCount")
 

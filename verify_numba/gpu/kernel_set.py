@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 
 from verify_numba.gpu import structs
+from verify_numba.gpu.artifact import Artifact
 from verify_numba.gpu.cache import CubinCache
 from verify_numba.gpu.cache_key import cache_key
 from verify_numba.gpu.driver import CudaError, Driver, GpuInfo, get_driver
@@ -75,7 +76,7 @@ class KernelSet:
                 f"kernel {spec.name} is for {arch(spec.min_cc)} {to}, {self.gpu.name} is {arch(self.gpu.cc)}"
             )
         artifact = self._cache.get(spec, self.gpu.cc)
-        handle = self._driver.load_function(artifact.cubin, artifact.entry)
+        handle = self._load_function(artifact)
         self._allow_shared(spec, handle)
         return LoadedFunction(
             spec,
@@ -85,6 +86,18 @@ class KernelSet:
             static_smem=self._driver.function_attribute(handle, structs.FUNC_STATIC_SHARED_BYTES),
             local_bytes=self._driver.function_attribute(handle, structs.FUNC_LOCAL_BYTES),
         )
+
+    def _load_function(self, artifact: Artifact) -> int:
+        try:
+            return self._driver.load_function(artifact.cubin, artifact.entry)
+        except CudaError as error:
+            if error.code not in structs.ERRORS_FOREIGN_CODE:
+                raise
+            major, minor = self._driver.cuda_version()
+            raise UnsupportedKernel(
+                f"kernel {artifact.name}: this driver, for CUDA {major}.{minor}, does not take the compiled "
+                f"code ({error}). The CUDA packages that made it must have the driver's major version."
+            ) from error
 
     def _allow_shared(self, spec: KernelSpec, handle: int) -> None:
         try:

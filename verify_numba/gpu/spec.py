@@ -20,8 +20,8 @@ class KernelSpec:
 
     name            unique among all variants; the cache and every message use it
     build           returns the Python kernel function; called only when a compilation is due
-    signature       returns the tuple of numba types of the arguments: integers and floats only,
-                    device pointers are passed as int64
+    signature       returns the tuple of numba types of the arguments (or `void(...)` of them): integers
+                    and floats only, device pointers are passed as int64
     threads         threads a block, a multiple of 32
     smem_bytes      dynamic shared memory a block
     cluster         blocks a cluster in x: 1 (no cluster) or 2
@@ -36,7 +36,7 @@ class KernelSpec:
 
     name: str
     build: Callable[[], Callable[..., Any]]
-    signature: Callable[[], tuple[Any, ...]]
+    signature: Callable[[], Any]
     threads: int
     smem_bytes: int
     cluster: int = 1

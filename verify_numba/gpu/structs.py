@@ -54,10 +54,13 @@ DEVICE_SHARED_BYTES_OPTIN = 97
 
 ERROR_INVALID_VALUE = 1
 ERROR_NO_DEVICE = 100
+ERRORS_FOREIGN_CODE = (200, 209, 218, 222)
+"""Invalid image, no binary for this GPU, invalid PTX, unsupported PTX version: what an old driver says."""
 ERROR_STREAM_CAPTURE_IMPLICIT = 906
 
 PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuDeviceGet": (POINTER(c_int), c_int),
