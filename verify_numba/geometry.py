@@ -25,6 +25,9 @@ EXCHANGE_BUFFERS = 4
 
 A score warp sends tile i + 1 before it receives tile i. When it sends tile m it has received tile m - 2, so the partner
 has sent m - 2 and, before that, received m - 4: that buffer is free. Four are enough without any credit."""
+KEPT_BUFFERS = 2
+"""Tiles of a block's own partial scores: shared memory holds them until the partner's half is there, since registers are
+full of queries and of the next tile's sums."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between score warps and value warps."""
 COLUMN_GROUP = 32
@@ -118,11 +121,15 @@ class SharedMap:
 
     stage: int
     exchange: int
+    kept: int
     weights: int
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
     grew: int
     """[WEIGHT_BUFFERS, 8] int32, one a score warp: whether its alpha differs from one."""
+    maxima: int
+    """[score_warps, 8 * tiles_per_score_warp] float32: the running maxima, in base 2. In shared memory because a score
+    warp's registers are full of queries."""
     inverse: int
     """[rows] float32: one over the softmax denominator."""
     full: int
@@ -149,9 +156,11 @@ class SharedMap:
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
             exchange=take(exchange_buffers * g.exchange_bytes, 128),
+            kept=take(KEPT_BUFFERS * g.exchange_bytes if g.cluster == 2 else 0, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
             grew=take(WEIGHT_BUFFERS * 8 * 4),
+            maxima=take(32 * g.score_warps * g.tiles_per_score_warp),
             inverse=take(g.rows * 4),
             full=take(8 * g.stages),
             empty=take(8 * g.stages, 8),
@@ -164,7 +173,7 @@ class SharedMap:
         )
 
 
-CLUSTER_FORMS = tuple(Geometry(cluster=2, n_tiles=n, stages=s) for n, s in ((1, 9), (3, 8), (5, 8), (9, 7)))
+CLUSTER_FORMS = tuple(Geometry(cluster=2, n_tiles=n, stages=s) for n, s in ((1, 9), (3, 9), (5, 8), (9, 7)))
 """From compute capability 9.0 on."""
 SINGLE_FORMS = tuple(Geometry(cluster=1, n_tiles=n, stages=s) for n, s in ((1, 5), (3, 5), (5, 5)))
 """Without clusters, from compute capability 8.0 on."""

@@ -11,9 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from verify_numba.dims import D_V
+from verify_numba.geometry import COLUMN_GROUP
 from verify_numba.kernels.work import Batch, make_walk
 
 MERGE_WARPS = 8
+PART_WORDS = 12
+"""What a lane holds of a part: two maxima, two sums, eight values of O."""
+MERGE_SHARED_BYTES = MERGE_WARPS * 32 * PART_WORDS * 4
+COLUMN_GROUPS = D_V // COLUMN_GROUP
 MERGE_AHEAD = 3
 """Parts that one warp loads together, so that their latencies overlap."""
 
@@ -31,7 +37,7 @@ def make_merge_kernel(ops: Any) -> Callable[..., None]:
         qo_indptr, kv_indptr, widths, parts, bs, H, min_tiles, workers, row_capacity,
         part_o, part_lse, out, lse,
     ):  # fmt: skip
-        b, row_tile, group = row_block(), i32(block_x() // 16), i32(block_x() % 16)
+        b, row_tile, group = row_block(), i32(block_x() // COLUMN_GROUPS), i32(block_x() % COLUMN_GROUPS)
         batch = Batch(bs, H, parts, 0, widths, min_tiles, qo_indptr, kv_indptr, 0, 0, 0)
         request = request_of(batch, b)
         first, count = request_span(batch, b, workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import EXCHANGE_BUFFERS, KEPT_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
@@ -14,31 +14,33 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
         g.stage_bytes, g.exchange_bytes, g.weight_bytes, 4 * g.rows,
     )  # fmt: skip
     at = g.shared
-    STAGE, FULL, EXCHANGE, EXCHANGE_FULL = at.stage, at.full, at.exchange, at.exchange_full
+    STAGE, FULL, KEPT, EXCHANGE, EXCHANGE_FULL = at.stage, at.full, at.kept, at.exchange, at.exchange_full
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
-    ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
+    ALPHA, GREW, MAXIMA, INVERSE = at.alpha, at.grew, at.maxima, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
 
     i32, wait, wait_cluster, arrive, first_share = ops.i32, ops.wait, ops.wait_cluster, ops.arrive, ops.first_share
-    load_q, score, send, receive = ops.load_q, ops.score, ops.send, ops.receive
+    load_q, no_scores, score, send, receive = ops.load_q, ops.no_scores, ops.score, ops.send, ops.receive
     load_index, keep_first, keep_visible, clean_values = (
         ops.load_index, ops.keep_first, ops.keep_visible, ops.clean_values,
     )  # fmt: skip
     lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
     rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
     store_alpha, store_grew, store_weights = ops.store_alpha, ops.store_grew, ops.store_weights
+    store_maxima, load_maxima = ops.store_maxima, ops.load_maxima
     total_sums, store_inverse, store_lse = ops.total_sums, ops.store_inverse, ops.store_lse
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
     def score_tile(base, queries, me, count, stage, parity, rank):
-        """Scores of the tile in `stage`, over this block's columns; on their way to the partner when they return."""
+        """Scores of the tile in `stage`, over this block's columns; in the cluster form on their way to the partner."""
         wait(base + FULL + 8 * stage, parity)
         scores = score(base + STAGE + STAGE_BYTES * stage, queries, me)
         if CLUSTER == 2:
             buffer = i32(count & (EXCHANGE_BUFFERS - 1))
-            send(scores, base + EXCHANGE + EXCHANGE_BYTES * buffer,
-                 base + EXCHANGE_FULL + 8 * (SCORE_WARPS * buffer + me), me, rank)  # fmt: skip
+            send(scores, base + KEPT + EXCHANGE_BYTES * (count & (KEPT_BUFFERS - 1)),
+                 base + EXCHANGE + EXCHANGE_BYTES * buffer, base + EXCHANGE_FULL + 8 * (SCORE_WARPS * buffer + me),
+                 me, rank)  # fmt: skip
         return scores
 
     @ops.device
@@ -47,23 +49,32 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
         if CLUSTER == 2:
             buffer = i32(count & (EXCHANGE_BUFFERS - 1))
             wait_cluster(base + EXCHANGE_FULL + 8 * (SCORE_WARPS * buffer + me), i32((count // EXCHANGE_BUFFERS) & 1))
-            scores = receive(scores, base + EXCHANGE + EXCHANGE_BYTES * buffer, me)
+            scores = receive(base + KEPT + EXCHANGE_BYTES * (count & (KEPT_BUFFERS - 1)),
+                             base + EXCHANGE + EXCHANGE_BYTES * buffer, me)  # fmt: skip
         return scores
 
     @ops.device
-    def visible_scores(scores, batch, request, b, tile, my_row):
-        """-inf where the row does not see the key: behind the end of the prefix, or where the tree mask says no."""
-        if tile >= request.prefix_tiles:
-            cells, stride = batch.mask, request.T
-            if batch.layout != CHAIN:
-                cells = batch.mask + load_index(batch.mask_indptr, b, batch.widths & MASK_WIDE)
-            if batch.layout == FULL_MASK:
-                cells, stride = cells + request.L, i32(request.L + request.T)
-            token = i32(TILE * (tile - request.prefix_tiles))
-            scores = keep_visible(scores, cells, stride, batch.layout, my_row, batch.H, request.T, token)
-        elif request.L - TILE * tile < TILE:
-            scores = keep_first(scores, i32(request.L - TILE * tile))
-        return scores
+    def tree_scores(scores, batch, b, tile, my_row):
+        """-inf where the tree mask hides a draft token."""
+        request = request_of(batch, b)
+        cells, stride = batch.mask, request.T
+        if batch.layout != CHAIN:
+            cells = batch.mask + load_index(batch.mask_indptr, b, batch.widths & MASK_WIDE)
+        if batch.layout == FULL_MASK:
+            cells, stride = cells + request.L, i32(request.L + request.T)
+        token = i32(TILE * (tile - request.prefix_tiles))
+        return keep_visible(scores, cells, stride, batch.layout, my_row, batch.H, request.T, token)
+
+    @ops.device
+    def finish_rows(batch, block, b, first, last, m, sums, my_row, row_capacity, part_lse, lse):
+        """The log-sum-exp of the rows: of a part, or, where this worker did all tiles of the request, of the whole."""
+        request = request_of(batch, b)
+        rows = i32(request.T * batch.H)
+        if last - first < request.tiles:
+            slot = i32(block.worker + b)
+            store_lse(part_lse, slot * row_capacity, m, sums, my_row, rows, 0)
+        elif lse != 0:
+            store_lse(lse, request.n0 * batch.H, m, sums, my_row, rows, 1)
 
     @ops.device
     def score_role(batch, block, me, scale, q, q_token_stride, q_head_stride, row_capacity, part_lse, lse):
@@ -78,37 +89,47 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
             rows = i32(request.T * batch.H)
             if first < last and block.row0 < rows:
                 queries = load_q(q, q_token_stride, q_head_stride, request.n0, my_row, rows, batch.H, block.rank)
-                m, sums = lowest(), zero_sums()
-                following = score_tile(base, queries, me, count, stage, parity, block.rank)
-                for tile_ in range(first, last):
-                    tile, scores, my_stage = i32(tile_), following, stage
-                    stage = i32(stage + 1)
-                    if stage == STAGES:
-                        stage, parity = i32(0), i32(parity ^ 1)
-                    # One tile ahead: its products run while this tile's partner scores and exponentials are under way.
-                    if tile + 1 < last:
-                        following = score_tile(base, queries, me, i32(count + 1), stage, parity, block.rank)
-                    scores = whole_scores(scores, base, me, count)
-                    if tile >= request.prefix_tiles:
-                        clean_values(base + STAGE + STAGE_BYTES * my_stage, me)
-                    scores = visible_scores(scores, batch, request, share.b, tile, my_row)
-
-                    buffer = i32(count & (WEIGHT_BUFFERS - 1))
-                    wait(base + WEIGHTS_EMPTY + 8 * buffer, i32(((count // WEIGHT_BUFFERS) & 1) ^ 1))
-                    d = exponents(scores, scale, m)
-                    grew = exceeds(d)
-                    if grew != 0:
-                        grown = grow(scores, scale, m)
-                        alpha = rescale(m, grown)
-                        store_alpha(base + ALPHA + ALPHA_BYTES * buffer, alpha, my_tile)
-                        sums, m = scale_sums(sums, alpha), grown
-                        d = exponents(scores, scale, m)
-                    p = exp2(d)
-                    sums = add_sums(sums, p)
-                    store_grew(base + GREW + 32 * buffer + 4 * me, grew)
-                    store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
-                    arrive(base + WEIGHTS_FULL + 8 * buffer)
+                store_maxima(base + MAXIMA, lowest(), me)
+                sums, following = zero_sums(), no_scores()
+                prefix_tiles, L = request.prefix_tiles, request.L
+                # Tile `ahead` is scored before tile `ahead - 1` goes through the softmax: its products run while the
+                # partner's scores and the exponentials are under way.
+                for ahead_ in range(first, i32(last + 1)):
+                    ahead, scores = i32(ahead_), following
+                    if ahead < last:
+                        following = score_tile(base, queries, me, count, stage, parity, block.rank)
+                        if ahead >= prefix_tiles:
+                            clean_values(base + STAGE + STAGE_BYTES * stage, me)
+                        stage = i32(stage + 1)
+                        if stage == STAGES:
+                            stage, parity = i32(0), i32(parity ^ 1)
                     count = i32(count + 1)
+                    if ahead > first:
+                        tile, done = i32(ahead - 1), i32(count - 2)
+                        scores = whole_scores(scores, base, me, done)
+                        if tile >= prefix_tiles:
+                            scores = tree_scores(scores, batch, share.b, tile, my_row)
+                        elif L - TILE * tile < TILE:
+                            scores = keep_first(scores, i32(L - TILE * tile))
+
+                        buffer = i32(done & (WEIGHT_BUFFERS - 1))
+                        wait(base + WEIGHTS_EMPTY + 8 * buffer, i32(((done // WEIGHT_BUFFERS) & 1) ^ 1))
+                        m = load_maxima(base + MAXIMA, me)
+                        d = exponents(scores, scale, m)
+                        grew = exceeds(d)
+                        if grew != 0:
+                            grown = grow(scores, scale, m)
+                            store_maxima(base + MAXIMA, grown, me)
+                            alpha = rescale(m, grown)
+                            store_alpha(base + ALPHA + ALPHA_BYTES * buffer, alpha, my_tile)
+                            sums = scale_sums(sums, alpha)
+                            d = exponents(scores, scale, grown)
+                        p = exp2(d)
+                        sums = add_sums(sums, p)
+                        store_grew(base + GREW + 32 * buffer + 4 * me, grew)
+                        store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
+                        arrive(base + WEIGHTS_FULL + 8 * buffer)
+                count = i32(count - 1)
 
                 sums = total_sums(sums)
                 wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))
@@ -116,11 +137,9 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                 arrive(base + INVERSE_FULL)
                 segment = i32(segment + 1)
                 if block.rank == 0:
-                    if last - first < request.tiles:
-                        slot = i32(block.worker + share.b)
-                        store_lse(part_lse, slot * row_capacity, m, sums, my_row, rows, 0)
-                    elif lse != 0:
-                        store_lse(lse, request.n0 * batch.H, m, sums, my_row, rows, 1)
-            share = after(share, request)
+                    m = load_maxima(base + MAXIMA, me)
+                    finish_rows(batch, block, share.b, first, last, m, sums, my_row, row_capacity, part_lse, lse)
+            # Read anew: over the loop, queries and sums need the registers.
+            share = after(share, request_of(batch, share.b))
 
     return score_role

@@ -1,0 +1,239 @@
+"""Position, barriers and the division of the key tiles among workers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda.extending import intrinsic
+
+from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
+from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
+
+device = cuda.jit(device=True, inline="always")
+
+lane = tile_op(i32, [], lane_id)
+load_s32 = instruction(i32, [i64], "ld.global.nc.b32 $0, [$1];", "=r,l")
+load_s64 = instruction(i64, [i64], "ld.global.nc.b64 $0, [$1];", "=l,l")
+shuffle = instruction(i32, [i32, i32], "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r")
+shuffle_up = instruction(
+    i32, [i32, i32],
+    "{.reg .pred p; .reg .b32 t; shfl.sync.up.b32 t|p, $1, $2, 0, -1; @!p mov.b32 t, 0; mov.b32 $0, t;}", "=r,r,r",
+)  # fmt: skip
+"""The value `distance` lanes below, 0 where there is none."""
+count_lanes = instruction(
+    i32, [i32],
+    "{.reg .pred p; .reg .b32 t; setp.ne.s32 p, $1, 0; vote.sync.ballot.b32 t, p, -1; popc.b32 $0, t;}", "=r,r",
+)  # fmt: skip
+any_lane = instruction(
+    i32, [i32],
+    "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}", "=r,r",
+)  # fmt: skip
+cluster_rank = instruction(i32, [], "mov.u32 $0, %cluster_ctarank;", "=r", volatile=False)
+
+
+quotient = tile_op(i32, [i32, i32], lambda b, x, y: b.udiv(x, y))
+"""x // y of non-negative 32-bit integers; Numba's own operators work in 64 bits."""
+remainder = tile_op(i32, [i32, i32], lambda b, x, y: b.urem(x, y))
+
+
+@intrinsic
+def shared_base(typing_context):
+    """Address of dynamic shared memory in the shared window."""
+
+    def codegen(context, b, signature, args):
+        name = "verify_numba_dynamic_shared"
+        module = b.module
+        if name in module.globals:
+            array = module.globals[name]
+        else:
+            array = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), name, addrspace=3)
+            array.linkage = "external"
+            array.align = 128
+        return b.ptrtoint(array, I32)
+
+    return i32(), codegen
+
+
+@device
+def warp_id():
+    # The shuffle tells the compiler that the value is the same for the whole warp.
+    return shuffle(types.int32(cuda.threadIdx.x) >> 5, 0)
+
+
+@device
+def load_index(pointer, i, wide):
+    if wide:
+        return load_s64(pointer + 8 * types.int64(i))
+    return types.int64(load_s32(pointer + 4 * types.int64(i)))
+
+
+@device
+def tiles_of(batch, b):
+    """Tiles of request b, as in kernels/work.py; lanes may ask for different requests."""
+    T = i32(load_index(batch.qo_indptr, b + 1, batch.widths & QO_WIDE) - load_index(batch.qo_indptr, b, batch.widths & QO_WIDE))
+    L = i32(load_index(batch.kv_indptr, b + 1, batch.widths & KV_WIDE) - load_index(batch.kv_indptr, b, batch.widths & KV_WIDE))
+    tiles = i32(0)
+    if batch.parts & PREFIX and T > 0:
+        tiles = i32((L + (TILE - 1)) // TILE)
+    if batch.parts & TAIL:
+        tiles = i32(tiles + (T + (TILE - 1)) // TILE)
+    return tiles
+
+
+@device
+def running_total(x):
+    """Inclusive sum over the lanes."""
+    me = lane()
+    for step in (1, 2, 4, 8, 16):
+        below = shuffle_up(x, step)
+        if me >= step:
+            x = i32(x + below)
+    return x
+
+
+@device
+def tiles_below(batch, b):
+    """Tiles of the requests before b."""
+    total = i32(0)
+    for first in range(0, b, 32):
+        mine = i32(0)
+        if first + lane() < b:
+            mine = tiles_of(batch, first + lane())
+        total = i32(total + shuffle(running_total(mine), 31))
+    return total
+
+
+@device
+def quota_of(batch, workers):
+    total = tiles_below(batch, batch.bs)
+    return total, i32(max(batch.min_tiles, quotient(i32(total + (workers - 1)), workers)))
+
+
+@device
+def first_share(batch, worker, workers):
+    total, quota = quota_of(batch, workers)
+    begin = i32(min(total, worker * quota))
+    end = i32(min(total, begin + quota))
+    b, start = i32(0), i32(0)
+    for first in range(0, batch.bs, 32):
+        if b == first:
+            mine = i32(0)
+            if first + lane() < batch.bs:
+                mine = tiles_of(batch, first + lane())
+            upto = running_total(mine)
+            done = i32(0)
+            if first + lane() < batch.bs and start + upto <= begin:
+                done = i32(1)
+            done = count_lanes(done)
+            if done > 0:
+                start = i32(start + shuffle(upto, i32(done - 1)))
+            b = i32(b + done)
+    return Share(b, start, begin, end)
+
+
+@device
+def request_span(batch, b, workers):
+    total, quota = quota_of(batch, workers)
+    start = tiles_below(batch, b)
+    tiles = tiles_of(batch, b)
+    first, count = i32(0), i32(0)
+    if tiles > 0:
+        first = quotient(start, quota)
+        count = i32(quotient(i32(start + tiles - 1), quota) - first + 1)
+    return first, count
+
+
+def _init(b: Any, address: Any, offset: int, n: int, arrivals: int) -> None:
+    """n barriers, one a lane."""
+    if n:
+        text = "{.reg .pred p; setp.lt.s32 p, $1, %d; @p mbarrier.init.shared.b64 [$0+%d], %d;}" % (n, offset, arrivals)
+        asm(b, VOID, text, "r,r,~{memory}", [b.add(address, b.mul(lane_id(b), integer(8))), lane_id(b)])
+
+
+def control_ops(g: Geometry) -> SimpleNamespace:
+    at, clustered = g.shared, g.cluster == 2
+
+    def init_body(b: Any, base: Any) -> None:
+        _init(b, base, at.full, g.stages, 1 if clustered else 32)
+        _init(b, base, at.empty, g.stages, VALUE_WARPS)
+        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.score_warps)
+        _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
+        _init(b, base, at.inverse_full, 1, g.score_warps)
+        _init(b, base, at.inverse_empty, 1, VALUE_WARPS)
+        _init(b, base, at.exchange_full, EXCHANGE_BUFFERS * g.score_warps if clustered else 0, 1)
+        if clustered:
+            asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
+        asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
+
+    arrive = instruction(
+        void, [i32],
+        "{.reg .pred p; .reg .b32 l; .reg .b64 s; bar.warp.sync -1; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; "
+        "@p mbarrier.arrive.shared.b64 s, [$0];}", "r,~{memory}",
+    )  # fmt: skip
+    # %laneid inside LLVM's asm needs no escape: only $ is special there.
+    poll = "mbarrier.try_wait.parity.shared::cta" if clustered else "mbarrier.test_wait.parity.shared"
+    spin = "{.reg .pred p; AGAIN: %s.b64 p, [$0], $1; @p bra DONE; bra AGAIN; DONE: %s}"
+    wait = instruction(void, [i32, i32], spin % (poll, ""), "r,r,~{memory}")
+    # The partner's data come from another block, so the acquire must have cluster scope. A fence restricted to shared
+    # memory gives it without the cache invalidation that an unrestricted one compiles to.
+    wait_cluster = instruction(
+        void, [i32, i32],
+        spin % (
+            "mbarrier.try_wait.parity.relaxed.cluster.shared::cta",
+            "fence.acquire.sync_restrict::shared::cluster.cluster;",
+        ), "r,r,~{memory}",
+    )  # fmt: skip
+
+    if clustered:
+        announce_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned;"
+        start_text = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
+        settle_text = "bar.warp.sync -1; barrier.cluster.wait.acquire.aligned;"
+        finish_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    else:
+        announce_text = f"bar.arrive 0, {g.threads};"
+        start_text = f"bar.sync 0, {g.threads};"
+        settle_text = finish_text = ""
+
+    def blank_or(text: str) -> Any:
+        return instruction(void, [], text, "~{memory}")
+
+    @device
+    def cluster_id():
+        return i32(i32(cuda.blockIdx.x) // g_cluster)
+
+    @device
+    def cluster_count():
+        return i32(i32(cuda.gridDim.x) // g_cluster)
+
+    @device
+    def no_rank():
+        return i32(0)
+
+    g_cluster = g.cluster
+    return SimpleNamespace(
+        device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index,
+        first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
+        cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
+        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_cluster,
+        announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
+        finish=blank_or(finish_text),
+    )  # fmt: skip
+
+
+@device
+def row_block():
+    return i32(cuda.blockIdx.y)
+
+
+@device
+def row_blocks():
+    return i32(cuda.gridDim.y)
+
+
+@device
+def block_x():
+    return i32(cuda.blockIdx.x)

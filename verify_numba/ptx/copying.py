@@ -1,0 +1,89 @@
+"""Slots to rows, rows to a stage of shared memory: one warp, asynchronously."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from verify_numba.dims import D_V
+from verify_numba.geometry import TILE, Geometry
+from verify_numba.kernels.work import SLOTS_WIDE
+from verify_numba.ptx.asm import I32, I64, VOID, asm, i32, i64, integer, lane_id, plus, tile_op, void
+from verify_numba.ptx.control import device, lane, load_s32
+
+
+@device
+def load_slots(batch, request, first, last):
+    """Lane l: the row number of tile first + l // 16, token l % 16; behind the end, the last one again."""
+    tile = i32(min(first + (lane() >> 4), last - 1))
+    token = i32(lane() & (TILE - 1))
+    if tile < request.prefix_tiles:
+        j = request.kv0 + min(TILE * tile + token, request.L - 1)
+        # Little-endian: the low word of an int64 slot is the slot (a pool of 2^31 rows would be 2.4 TB).
+        width = i32(4)
+        if batch.widths & SLOTS_WIDE:
+            width = i32(8)
+        slot = load_s32(batch.kv_indices + j * width)
+    else:
+        slot = i32(request.n0 + min(TILE * (tile - request.prefix_tiles) + token, request.T - 1))
+    return slot
+
+
+def copy_ops(g: Geometry) -> SimpleNamespace:
+    value_bytes, rope_bytes = 2 * g.value_columns, 2 * g.rope_columns
+    args = [i32, i32, i64, i64, i32, i32, i32]
+
+    def row_address(b: Any, rows: Any, slot: Any, stride: Any) -> Any:
+        # Volatile, so that the wait for the slot stands here, at its use, and not right behind its load.
+        return asm(b, I64, "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [slot, b.trunc(stride, I32), rows])
+
+    def bulk(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
+        """One bulk copy for a row's value columns, one for its rope columns; a lane a row."""
+        me = lane_id(b)
+        mine = b.zext(b.icmp_signed("==", b.ashr(me, integer(4)), half), I32)
+        text = (
+            "{.reg .pred p; setp.eq.s32 p, $1, 0; "
+            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.copy_bytes};}} bar.warp.sync -1;"
+        )
+        asm(b, VOID, text, "r,r,~{memory}", [full, me])
+        source = row_address(b, rows, slots, stride)
+        value = b.add(source, b.sext(b.mul(rank, integer(value_bytes)), I64))
+        rope = b.add(source, b.sext(b.add(b.mul(rank, integer(rope_bytes)), integer(2 * D_V)), I64))
+        target = b.add(stage, b.mul(b.and_(me, integer(TILE - 1)), integer(g.row_stride)))
+        copy = "@p cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes"
+        text = (
+            f"{{.reg .pred p; setp.ne.s32 p, $4, 0; {copy} [$0], [$1], {value_bytes}, [$3]; "
+            f"{copy} [$0+{value_bytes}], [$2], {rope_bytes}, [$3];}}"
+        )
+        asm(b, VOID, text, "r,l,l,r,r,~{memory}", [target, value, rope, full, mine])
+
+    def by_lane(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
+        """16 bytes a lane: the warp copies a row's value columns in two steps, and four rows' rope columns in one."""
+        me = lane_id(b)
+        base = b.mul(half, integer(TILE))
+
+        def row(token: Any) -> Any:
+            slot = asm(b, I32, "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r", [slots, b.add(base, token)])
+            return row_address(b, rows, slot, stride)
+
+        def copy16(target: Any, source: Any, at: int, source_at: int) -> None:
+            text = f"cp.async.cg.shared.global.L2::128B [$0{plus(at)}], [$1{plus(source_at)}], 16;"
+            asm(b, VOID, text, "r,l,~{memory}", [target, source])
+
+        lane_bytes = b.mul(me, integer(16))
+        target = b.add(stage, lane_bytes)
+        for token in range(TILE):
+            source = b.add(row(integer(token)), b.zext(lane_bytes, I64))
+            for at in range(0, value_bytes, 512):
+                copy16(target, source, token * g.row_stride + at, at)
+        lanes_a_row = rope_bytes // 16
+        token = b.udiv(me, integer(lanes_a_row))
+        chunk = b.mul(b.urem(me, integer(lanes_a_row)), integer(16))
+        rope = b.add(b.add(stage, b.mul(token, integer(g.row_stride))), chunk)
+        step = 32 // lanes_a_row
+        for first in range(0, TILE, step):
+            source = b.add(row(b.add(token, integer(first))), b.zext(chunk, I64))
+            copy16(rope, source, first * g.row_stride + value_bytes, 2 * D_V)
+        asm(b, VOID, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [full])
+
+    return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, bulk if g.cluster == 2 else by_lane))

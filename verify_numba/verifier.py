@@ -1,0 +1,112 @@
+"""The one door to the kernels: validate, then launch what was planned and compiled beforehand."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from verify_numba.batch import Parts, VerifyBatch
+from verify_numba.errors import VerifyInputError
+from verify_numba.plan import VerifyPlan, make_plan
+from verify_numba.validate import Bound, bind
+
+LOG2_E = 1.4426950408889634
+
+
+class Executor(Protocol):
+    """Runs the two kernels of a plan: on a GPU, or in lockstep on the CPU."""
+
+    plan: VerifyPlan
+    device: int
+
+    def warmup(self) -> None: ...
+
+    def run(self, batch: VerifyBatch, bound: Bound, out: Any, lse: Any | None, parts: int) -> None: ...
+
+    def poison_workspace(self) -> None: ...
+
+
+class Verifier:
+    """Tree-verify attention for batches of up to `max_bs` requests of up to `T` draft tokens and `H` heads.
+
+    Args:
+        max_bs, T, H: what the workspace is made for (T at most 64, H at most 128).
+        device: "cuda:N", "cpu", or "auto" (the first GPU that torch sees, else the CPU).
+        nsplit: how many workers share the key tiles; the plan's rule by default.
+        form: "cluster", "single" or "auto" (docs/design.md).
+
+    Raises:
+        VerifyInputError: an argument is out of range.
+        CudaUnavailable, UnsupportedKernel, CompileError, CudaError: the GPU cannot be used; see verify_numba.gpu.
+    """
+
+    def __init__(
+        self, *, max_bs: int, T: int, H: int, device: str = "auto", nsplit: int | None = None, form: str = "auto"
+    ):
+        sizes: dict[str, Any] = {"max_bs": max_bs, "T": T, "H": H, "nsplit": nsplit, "form": form}
+        ordinal = _ordinal(device)
+        self._executor: Executor
+        if ordinal < 0:
+            from verify_numba.executor_cpu import CPU_LIKE, CpuExecutor
+
+            self._executor = CpuExecutor(make_plan(**sizes, **CPU_LIKE))
+        else:
+            from verify_numba.executor_gpu import GpuExecutor
+            from verify_numba.gpu.kernel_set import kernel_set
+
+            kernels = kernel_set(ordinal)
+            self._executor = GpuExecutor(make_plan(**sizes, cc=kernels.gpu.cc, sm_count=kernels.gpu.sm_count), kernels)
+
+    @property
+    def plan(self) -> VerifyPlan:
+        return self._executor.plan
+
+    def warmup(self) -> None:
+        """Compile (or fetch from the cache) and load the kernels. Needed before a CUDA graph capture."""
+        self._executor.warmup()
+
+    def verify(self, batch: VerifyBatch, out: Any, lse: Any | None = None, *, parts: Parts = Parts.ALL) -> None:
+        """Attention of every draft token over its prefix and over the draft tokens that its mask row allows.
+
+        Args:
+            batch: docs/design.md and `VerifyBatch`.
+            out: [N, H, D_V] (or [N, H * D_V]) bf16, contiguous; overwritten.
+            lse: [N, H] float32, natural logarithm, contiguous, overwritten; or None.
+            parts: which keys take part.
+
+        A row that sees no key gets out = 0 and lse = -inf. Allocates nothing and never waits: on a GPU it launches two
+        kernels on torch's current stream. One Verifier serves one stream at a time, since its workspace is shared.
+        Slots and indptrs are not read here; `check_values` does that.
+
+        Raises:
+            VerifyInputError: before any launch, naming the field.
+            ColdLaunchError: a graph is being captured and `warmup` was not called.
+        """
+        plan = self._executor.plan
+        bound = bind(batch, out, lse, max_bs=plan.max_bs, T=plan.T, H=plan.H, device=self._executor.device)
+        if bound.N:
+            self._executor.run(batch, bound, out, lse, parts.value)
+
+    def poison_workspace(self) -> None:
+        """Fill the workspace with NaN: a result that depends on what an earlier step left there shows."""
+        self._executor.poison_workspace()
+
+
+def _ordinal(device: str) -> int:
+    if device == "cpu":
+        return -1
+    if device == "auto":
+        return 0 if _torch_sees_gpu() else -1
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number == "" or number.isdecimal()):
+        raise VerifyInputError("device", repr(device), "'auto', 'cpu' or 'cuda:N'")
+    return int(number or 0)
+
+
+def _torch_sees_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
