@@ -48,4 +48,5 @@ COMMANDS = (
         "harness.audit",
         "compile every kernel for every architecture and judge the code, without a GPU",
     ),
+    Command("doctor", "harness.doctor_command", "say what this machine can run and why"),
 )

@@ -13,32 +13,31 @@ from harness.bench_inputs import PAGE, Workload
 from harness.peers.base import OPEN, Contender, Output, missing, needs_cuda
 from verify_numba.dims import D_QK, D_V
 
+MODULES = ("sgl_kernel.flash_mla", "flash_mla")
+"""Where the Python interface is found: SGLang's kernel package, or FlashMLA's own."""
+
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 """One call for a block table [bs, pages] int32 -> out [bs, T, H, D_V], lse [bs, H, T]."""
 
 
 class FlashMLA:
+    """Where slots are not contiguous it reads pages of its own, drawn at random from the same pool."""
+
     name = "flashmla"
 
     def available(self, device: torch.device) -> str | None:
         try:
-            importlib.import_module("sgl_kernel.flash_mla")
-        except Exception as error:  # noqa: BLE001 - a foreign package may fail in any way; the reason is shown
-            return missing("sgl_kernel.flash_mla", error)
+            _interface()
+        except ImportError as error:
+            return missing(" and ".join(MODULES), error)
         return needs_cuda(device) or _wrong_gpu(device)
 
     def prepare(self, work: Workload) -> Contender:
-        run = _runner(work)
+        tables = [_block_table(pages) for pages in work.page_sets]
+        run = _runner(work, tables[0])
         output = Output()
-        calls = [_Call(run, _block_table(pages), output) for pages in work.page_sets]
-        return Contender(
-            self.name,
-            calls,
-            output,
-            OPEN,
-            own_pages=True,
-            note=f"no mask, pages of {PAGE}",
-        )
+        calls = [_Call(run, table, output) for table in tables]
+        return Contender(self.name, calls, output, OPEN, own_pages=True, note=f"no mask, pages of {PAGE}")
 
 
 class _Call:
@@ -50,30 +49,47 @@ class _Call:
         self._output.out = out.flatten(0, 1)
 
 
-def _runner(work: Workload) -> Run:
-    """The scheduler's metadata is made once, as a server makes it once a step for all its layers."""
-    flash_mla: Any = importlib.import_module("sgl_kernel.flash_mla")
+def _interface() -> Any:
+    """The first module that imports. Raises ImportError with the reason of the first."""
+    reasons: list[ImportError] = []
+    for name in MODULES:
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a foreign package may fail in any way; the reason is shown
+            reasons.append(ImportError(f"{type(error).__name__}: {error}"))
+    raise reasons[0]
+
+
+def _runner(work: Workload, table: Tensor) -> Run:
+    """Newer releases schedule inside the first call, older ones from the lengths: the first way that runs."""
     shape = work.shape
-    q = work.q.view(shape.bs, shape.T, shape.H, D_QK)
-    cache = work.pool.view(-1, PAGE, 1, D_QK)
     lengths = torch.tensor([n + shape.T for n in shape.lengths], dtype=torch.int32, device=work.device)
-    metadata, splits = _metadata(flash_mla, lengths, shape.T * shape.H)
-
-    def run(table: Tensor) -> tuple[Tensor, Tensor]:
-        return flash_mla.flash_mla_with_kvcache(
-            *(q, cache, table, lengths, D_V, metadata, splits),
-            softmax_scale=work.sm_scale,
-            causal=False,
-        )
-
+    interface = _interface()
+    ways: list[Callable[[], tuple[Any, Any]]] = [
+        interface.get_mla_metadata,
+        lambda: interface.get_mla_metadata(lengths, shape.T * shape.H, 1),
+    ]
+    try:
+        run = _bind(interface, work, lengths, *ways[0]())
+        run(table)
+    except Exception:  # noqa: BLE001 - whatever it is, the older way either runs or raises what is shown
+        run = _bind(interface, work, lengths, *ways[1]())
     return run
 
 
-def _metadata(flash_mla: Any, lengths: Tensor, rows: int) -> tuple[Any, Any]:
-    """Newer releases fill an object on the first call; older ones compute tensors from the lengths."""
-    if hasattr(flash_mla, "FlashMLASchedMeta") and hasattr(torch.ops.sgl_kernel, "dense_decode_fwd"):
-        return flash_mla.get_mla_metadata()
-    return flash_mla.get_mla_metadata(lengths, rows, 1)
+def _bind(interface: Any, work: Workload, lengths: Tensor, metadata: Any, splits: Any) -> Run:
+    """The metadata serves all calls, as a server makes it once a step for all its layers."""
+    shape = work.shape
+    q = work.q.view(shape.bs, shape.T, shape.H, D_QK)
+    cache = work.pool.view(-1, PAGE, 1, D_QK)
+
+    def run(table: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = interface.flash_mla_with_kvcache(
+            *(q, cache, table, lengths, D_V, metadata, splits), softmax_scale=work.sm_scale, causal=False
+        )
+        return out, lse
+
+    return run
 
 
 def _block_table(pages: list[Tensor]) -> Tensor:

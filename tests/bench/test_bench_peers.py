@@ -141,10 +141,12 @@ def test_flashinfer_arguments(monkeypatch, backend):
     assert assert_every_set_is_right(PEERS[f"flashinfer-{backend}"], small_work()).mask == "open"
 
 
+@pytest.mark.parametrize("name", ["sgl_kernel.flash_mla", "flash_mla"])
+@pytest.mark.parametrize("inside", [True, False], ids=["schedules inside", "schedules before"])
 @pytest.mark.parametrize("run_length", [1, 0])
-def test_flashmla_block_tables(monkeypatch, run_length):
+def test_flashmla_block_tables(monkeypatch, run_length, inside, name):
     def with_kvcache(q, cache, table, lengths, d_v, metadata, splits, softmax_scale, causal):
-        assert (d_v, metadata, splits, causal) == (512, "meta", "splits", False)
+        assert (d_v, metadata, causal) == (512, "meta", False)
         assert table.dtype == lengths.dtype == torch.int32 and cache.shape[1:] == (64, 1, 576)
         out = []
         for b, length in enumerate(lengths.tolist()):
@@ -152,11 +154,12 @@ def test_flashmla_block_tables(monkeypatch, run_length):
             out.append(attend(q[b], keys, torch.ones(q.shape[1], length, dtype=torch.bool), softmax_scale))
         return torch.stack(out), torch.zeros(1)
 
-    module = ModuleType("sgl_kernel.flash_mla")
+    module = ModuleType(name)
     module.flash_mla_with_kvcache = with_kvcache
-    module.get_mla_metadata = lambda lengths, rows, heads: ("meta", "splits")
-    monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
-    monkeypatch.setitem(sys.modules, "sgl_kernel.flash_mla", module)
+    ways = (lambda: ("meta", None), lambda lengths, rows, heads: ("meta", "splits"))
+    module.get_mla_metadata = ways[0] if inside else ways[1]
+    monkeypatch.setitem(sys.modules, name.split(".")[0], ModuleType(name.split(".")[0]))
+    monkeypatch.setitem(sys.modules, name, module)
     assert assert_every_set_is_right(PEERS["flashmla"], small_work(run_length=run_length)).own_pages
 
 

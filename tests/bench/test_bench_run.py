@@ -61,7 +61,7 @@ def test_a_missing_peer_is_named(subject, capsys):
     run.run()
     assert "flash_mla" in run.result["peers"]["flashmla"]["missing"]
     assert run.result["peers"]["torch"]["missing"] is None
-    assert "peer flashmla: sgl_kernel.flash_mla cannot be imported" in capsys.readouterr().out
+    assert "peer flashmla: sgl_kernel.flash_mla and flash_mla cannot be imported" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_not_timed(subject, capsys):
