@@ -15,7 +15,7 @@ from oracle.budget import error_budget
 from tests.cases import SyntheticBatch
 from verify_numba.dims import D_V
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, Geometry
-from verify_numba.kernels.merge_kernel import MERGE_WARPS, make_merge_kernel
+from verify_numba.kernels.merge_kernel import MERGE_SHARED_BYTES, MERGE_WARPS, make_merge_kernel
 from verify_numba.kernels.verify_kernel import make_verify_kernel
 from verify_numba.kernels.work import (
     CHAIN,
@@ -29,7 +29,6 @@ from verify_numba.kernels.work import (
     TAIL,
 )
 from verify_numba.lockstep import GlobalMemory, numpy_ops, run_kernel
-from verify_numba.lockstep.merge_ops import MERGE_SHARED_BYTES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -125,3 +124,14 @@ def check(batch: SyntheticBatch, result: Result, parts: str = "ALL") -> None:
     """The result is within the error budget of the float64 answer."""
     use = error_budget(batch, parts).use(result.out, result.lse, verify_batch(batch, parts))
     assert use.ok, use
+
+
+def inside(
+    g: Geometry, body: Callable[[SimpleNamespace], None], *, memory: GlobalMemory | None = None, warps: int = 1
+) -> None:
+    """Runs `body(ops)` in every warp of one cluster."""
+    ops = numpy_ops(g)
+    run_kernel(
+        lambda: body(ops),
+        (g.cluster, 1), g.cluster, warps, g.shared.total, (), memory=memory or GlobalMemory(), check_races=True,
+    )  # fmt: skip

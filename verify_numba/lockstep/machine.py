@@ -12,7 +12,7 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 from numpy.typing import DTypeLike, NDArray
 
 from verify_numba.lockstep.barriers import Barrier, CountedBarrier, MBarrier
-from verify_numba.lockstep.errors import LockstepError, MemoryFault, ProtocolError
+from verify_numba.lockstep.errors import LockstepError, MemoryFault, ProtocolError, RaceError
 from verify_numba.lockstep.memory import POISON, SharedMemory
 from verify_numba.lockstep.races import Actor, Clock, Region, Shadow
 
@@ -82,6 +82,8 @@ class Warp(greenlet):  # type: ignore[misc]
         with np.errstate(all="ignore"):
             try:
                 dispatch.kernel(*dispatch.args)
+            except RaceError:
+                raise  # it names the warps of both accesses
             except LockstepError as error:
                 raise type(error)(f"{self}: {error}") from error
             except Exception as error:

@@ -17,8 +17,7 @@ from verify_numba.lockstep.value_ops import GROUPS, PARTIAL_BYTES, PARTIAL_SHAPE
 
 Floats = NDArray[np.float32]
 STAGED = MMA_N * (COLUMN_GROUP + 2)
-"""float32 numbers that one warp leaves in shared memory: O, maximum and sum of its eight rows."""
-MERGE_SHARED_BYTES = 4 * STAGED * MERGE_WARPS
+"""float32 numbers that one warp leaves in shared memory: maximum, sum and O of its eight rows."""
 LN2 = np.float32(np.log(2))
 STORE_ALIGN = 4
 
