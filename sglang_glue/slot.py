@@ -15,10 +15,11 @@ from sglang_glue.counters import Counters
 from sglang_glue.diffstats import DiffStats
 from sglang_glue.eligibility import Limits, call_decline
 from sglang_glue.settings import Mode
-from verify_numba import MaskLayout, VerifyBatch, Verifier
+from verify_numba import MaskLayout, VerifyBatch
 
 if TYPE_CHECKING:
     from sglang_glue.capture import Capture
+    from verify_numba import Verifier
 
 log = logging.getLogger(__name__)
 
