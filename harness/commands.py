@@ -49,4 +49,9 @@ COMMANDS = (
         "compile every kernel for every architecture and judge the code, without a GPU",
     ),
     Command("doctor", "harness.doctor_command", "say what this machine can run and why"),
+    Command(
+        "bench-context",
+        "harness.bench_context_command",
+        "decode speed by context length against a running server",
+    ),
 )

@@ -67,4 +67,5 @@ def _records(path: Path, kind: str, rows: Any) -> list[Record]:
         lacking = [name for name in NEEDED[kind] if not isinstance(row, dict) or name not in row]
         if lacking:
             raise UsageError(f"{path}: results[{position}] has no {', '.join(lacking)}")
-    return [row for row in rows if kind == CONTEXT or row.get("us") is not None]
+    measured = "us" if kind == BENCH else "decode_tokens_per_s"
+    return [row for row in rows if row.get(measured) is not None]
