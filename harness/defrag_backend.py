@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.defrag_content import LAYERS, WORDS
 from sglang_glue.defrag import model_state
 from sglang_glue.defrag.model_cache import ModelCache, ModelReq
 from sglang_glue.defrag.model_pools import SortedAllocator, TokenAllocator
+from sglang_glue.defrag.mover import move_on_host, pools_of_arrays
 from sglang_glue.defrag.plan import Plan
 from sglang_glue.defrag.reserve import DEFAULT_BLOCK
 from sglang_glue.defrag.runs import Slots
@@ -47,11 +49,15 @@ class RequestLike(Protocol):
 
 
 class Backend(Protocol):
-    """Operations of a request's life; see ``ModelCache``. ``calls`` counts the allocator's allocs and frees."""
+    """Operations of a request's life; see ``ModelCache``.
+
+    ``calls`` counts the allocator's allocs and frees; ``layers`` are the pools' rows, [slots + 1, WORDS] each.
+    """
 
     name: str
     block: int
     calls: int
+    layers: list[NDArray[np.uint64]]
 
     def request(self, tokens: NDArray[np.int64], known: int) -> Any: ...
     def match(self, req: Any) -> None: ...
@@ -61,9 +67,16 @@ class Backend(Protocol):
     def finish(self, req: Any, insert: bool) -> None: ...
     def slots_of(self, req: Any, start: int, end: int) -> Slots: ...
     def snapshot(self, live: list[Any]) -> Snapshot: ...
-    def commit(self, plan: Plan, requests: list[Any]) -> None: ...
+    def relocate(self, snapshot: Snapshot, plan: Plan, live: list[Any], waiting: list[Any]) -> None:
+        """Move the rows and rename the slots wherever one is named."""
+        ...
+
     def stretches(self) -> Iterable[tuple[int, Slots, Slots]]: ...
     def free_slots(self) -> Slots: ...
+    def room(self) -> int:
+        """Slots that are free or could be evicted."""
+        ...
+
     def counted(self) -> tuple[int, int]:
         """Free and cached slots by the classes' own counters."""
         ...
@@ -77,6 +90,8 @@ class ModelBackend:
     def __init__(self, shape: ServerShape, tier: str) -> None:
         allocator = TokenAllocator(shape.slots) if tier == "off" else SortedAllocator(shape.slots)
         self.cache = ModelCache(allocator, shape.running + 1, shape.context + 2 * shape.draft, bigram=True)
+        self.layers = [np.zeros((shape.slots + 1, WORDS), np.uint64) for _ in range(LAYERS)]
+        self.pools = pools_of_arrays(self.layers)
         self.block = 0 if tier == "off" else shape.block
         self.calls = 0
         count_calls(self, allocator)
@@ -95,14 +110,18 @@ class ModelBackend:
     def snapshot(self, live: list[ModelReq]) -> Snapshot:
         return model_state.take_snapshot(self.cache, live)
 
-    def commit(self, plan: Plan, requests: list[ModelReq]) -> None:
-        model_state.commit(self.cache, plan, requests)
+    def relocate(self, snapshot: Snapshot, plan: Plan, live: list[ModelReq], waiting: list[ModelReq]) -> None:
+        move_on_host(self.pools, plan)
+        model_state.commit(self.cache, plan, live + waiting)
 
     def stretches(self) -> Iterable[tuple[int, Slots, Slots]]:
         return model_state.tree_stretches(self.cache)
 
     def free_slots(self) -> Slots:
         return self.cache.allocator.all_free()
+
+    def room(self) -> int:
+        return self.cache.allocator.available_size() + self.cache.tree.evictable_size
 
     def counted(self) -> tuple[int, int]:
         tree = self.cache.tree

@@ -27,13 +27,13 @@ class ContentError(AssertionError):
 
 
 class Content:
-    """Layer buffers [size + 1, WORDS] uint64, and the values that belong in them."""
+    """Layer buffers [slots + 1, WORDS] uint64, and the values that belong in them."""
 
-    def __init__(self, size: int, max_context: int) -> None:
-        self.layers = [np.zeros((size + 1, WORDS), np.uint64) for _ in range(LAYERS)]
+    def __init__(self, layers: list[NDArray[np.uint64]], max_context: int) -> None:
+        self.layers = layers
         rng = np.random.default_rng(99)
         self._powers = rng.integers(1, 1 << 63, max_context + 1, np.uint64) | np.uint64(1)
-        self._layer_keys = [np.uint64(2 * i + 3) for i in range(LAYERS)]
+        self._layer_keys = [np.uint64(2 * i + 3) for i in range(len(layers))]
 
     def hashes(self, tokens: Tokens, at: int = 0, before: int = 0) -> Hash:
         """The value of each token [n] that stands at position ``at`` onwards, after a prefix of value ``before``."""

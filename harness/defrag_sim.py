@@ -18,11 +18,13 @@ from harness.defrag_backend import Backend, ServerShape
 from harness.defrag_content import Content
 from harness.defrag_trace import Arrival
 from sglang_glue.defrag.controller import Controller
-from sglang_glue.defrag.mover import move_on_host, pools_of_arrays
 from sglang_glue.defrag.plan import Plan
 from sglang_glue.defrag.runs import RunStats, free_stats, row_stats
+from sglang_glue.defrag.snapshot import Snapshot
 
 VOCABULARY = 32000
+EXPECTED_SHARE = 0.7
+"""Of the longest output, what SGLang expects a request to make at first (its new-token ratio)."""
 QUEUE = 64
 """Requests that wait at most; further arrivals are held back at the client."""
 
@@ -75,8 +77,7 @@ class Server:
     samples: list[Sample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.content = Content(self.shape.slots, self.shape.context + 2 * self.shape.draft)
-        self.pools = pools_of_arrays(self.content.layers)
+        self.content = Content(self.backend.layers, self.shape.context + 2 * self.shape.draft)
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.chunked: Job | None = None
@@ -148,7 +149,7 @@ class Server:
         while self.waiting and room > 0 and len(self.running) + len(batch) < self.shape.running:
             job = self.waiting[0]
             self.backend.match(job.req)
-            if not self.backend.admit(job.req):
+            if not self._fits(job, batch) or not self.backend.admit(job.req):
                 break
             self.waiting.pop(0)
             batch.append(job)
@@ -156,6 +157,16 @@ class Server:
         self.chunked = None
         for job in batch:
             self._prefill_one(job)
+
+    def _fits(self, job: Job, batch: list[Job]) -> bool:
+        """SGLang's admission: room for the prompt and a share of the output that all running requests may yet make.
+
+        The share is an estimate, so a server under load does run out and retracts, as SGLang does.
+        """
+        others = self.running + batch
+        to_come = sum(max(0, j.end - j.req.allocated) for j in others) + job.end - job.req.known
+        prefill = sum(j.req.known - j.req.committed for j in batch) + job.req.known - job.req.protected
+        return not others or prefill + EXPECTED_SHARE * to_come <= self.backend.room()
 
     def _prefill_one(self, job: Job) -> None:
         req = job.req
@@ -218,12 +229,10 @@ class Server:
         plan = self.controller.decide(step, snapshot)
         self.totals.planning_seconds += time.perf_counter() - began
         if plan is not None:
-            self.carry_out(plan)
+            self._carry_out(snapshot, plan)
 
-    def carry_out(self, plan: Plan) -> None:
-        """Move a plan's rows and rename its slots, while nothing is in flight."""
-        move_on_host(self.pools, plan)
-        self.backend.commit(plan, [j.req for j in self.live + self.waiting])
+    def _carry_out(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.backend.relocate(snapshot, plan, [j.req for j in self.live], [j.req for j in self.waiting])
         self.totals.relocations += 1
         self.totals.rows_moved += len(plan)
         self.totals.longest_pause_rows = max(self.totals.longest_pause_rows, len(plan))
