@@ -100,8 +100,8 @@ def step(backend, layer_id=0, mode=ForwardMode.TARGET_VERIFY, seed=0, **call_opt
     backend.forward_metadata = metadata(call)
     batch = ForwardBatch.__new__(ForwardBatch)
     batch.__dict__.update(
-        forward_mode=mode, out_cache_loc=loc, batch_size=call.bs, positions=None, mha_one_shot=False,
-        attn_attend_prefix_cache=None, extend_seq_lens_cpu=None,
+        forward_mode=mode, out_cache_loc=loc, batch_size=call.bs, mha_one_shot=False,
+        positions=torch.arange(call.q.shape[0]), req_pool_indices=torch.arange(call.bs) + 1, attn_attend_prefix_cache=None, extend_seq_lens_cpu=None,
     )  # fmt: skip
     out = backend.forward_extend(call.q.flatten(1), call.k, call.v, mla_layer(layer_id), batch)
     assert torch.equal(buffer[loc].float(), call.k.to(buffer.dtype).float())  # the draft rows are in the pool
