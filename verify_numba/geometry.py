@@ -41,6 +41,9 @@ class Geometry:
     cluster: int
     n_tiles: int
     stages: int
+    copy_warps: int = 2
+    bulk: bool = False
+    score_chains: int = 4
 
     @property
     def name(self) -> str:
@@ -73,13 +76,13 @@ class Geometry:
         return -(-self.n_tiles // self.tiles_per_score_warp)
 
     @property
-    def copy_warp(self) -> int:
-        """Index of the warp that copies; value warps come first, then score warps."""
+    def first_copy_warp(self) -> int:
+        """Value warps come first, then score warps, then copy warps."""
         return VALUE_WARPS + self.score_warps
 
     @property
     def threads(self) -> int:
-        return WARP * (self.copy_warp + 1)
+        return WARP * (self.first_copy_warp + self.copy_warps)
 
     @property
     def m_tiles(self) -> int:

@@ -1,4 +1,4 @@
-"""The copy warp: slot numbers to pool rows, pool rows to the ring of stages, well ahead of the warps that read them."""
+"""The copy warps: slot numbers to pool rows, pool rows to the ring of stages, well ahead of the warps that read them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from verify_numba.kernels.work import make_walk
 
 
 def make_copy_role(g: Geometry, ops: Any) -> Any:
-    STAGES, STAGE_BYTES = g.stages, g.stage_bytes
+    STAGES, STAGE_BYTES, COPY_WARPS = g.stages, g.stage_bytes, g.copy_warps
     STAGE, FULL, EMPTY = g.shared.stage, g.shared.full, g.shared.empty
     i32, wait, first_share = ops.i32, ops.wait, ops.first_share
     load_slots, copy_rows = ops.load_slots, ops.copy_rows
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def copy_role(batch, block, k, k_stride, pool, pool_stride):
+    def copy_role(batch, block, me, k, k_stride, pool, pool_stride):
         share = first_share(batch, block.worker, block.workers)
         stage, parity = i32(0), i32(1)
         while share.begin < share.end:
@@ -24,6 +24,7 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             if first < last and block.row0 < request.T * batch.H:
                 # Lanes 0..15 hold the slots of one tile, lanes 16..31 those of the next; the pair after is on its way.
+                # Of two copy warps each takes one tile of every pair.
                 following = load_slots(batch, request, first, last)
                 for pair in range(first, last, 2):
                     slots = following
@@ -31,15 +32,16 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
                     for half in range(2):
                         tile = i32(pair + half)
                         if tile < last:
-                            wait(block.base + EMPTY + 8 * stage, parity)
-                            rows, stride = pool, pool_stride
-                            if tile >= request.prefix_tiles:
-                                rows, stride = k, k_stride
-                            copy_rows(
-                                block.base + STAGE + STAGE_BYTES * stage,
-                                block.base + FULL + 8 * stage,
-                                rows, stride, slots, half, block.rank,
-                            )  # fmt: skip
+                            if COPY_WARPS == 1 or half == me:
+                                wait(block.base + EMPTY + 8 * stage, parity)
+                                rows, stride = pool, pool_stride
+                                if tile >= request.prefix_tiles:
+                                    rows, stride = k, k_stride
+                                copy_rows(
+                                    block.base + STAGE + STAGE_BYTES * stage,
+                                    block.base + FULL + 8 * stage,
+                                    rows, stride, slots, half, block.rank,
+                                )  # fmt: skip
                             stage = i32(stage + 1)
                             if stage == STAGES:
                                 stage, parity = i32(0), i32(parity ^ 1)

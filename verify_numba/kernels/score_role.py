@@ -9,7 +9,7 @@ from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
-    CLUSTER, STAGES, SCORE_WARPS, PER_WARP = g.cluster, g.stages, g.score_warps, g.tiles_per_score_warp
+    CLUSTER, ROWS, STAGES, SCORE_WARPS, PER_WARP = g.cluster, g.rows, g.stages, g.score_warps, g.tiles_per_score_warp
     STAGE_BYTES, EXCHANGE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = (
         g.stage_bytes, g.exchange_bytes, g.weight_bytes, 4 * g.rows,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     def finish_rows(batch, block, b, first, last, m, sums, my_row, row_capacity, part_lse, lse):
         """The log-sum-exp of the rows: of a part, or, where this worker did all tiles of the request, of the whole."""
         request = request_of(batch, b)
-        rows = i32(request.T * batch.H)
+        rows = i32(min(request.T * batch.H, block.row0 + ROWS))
         if last - first < request.tiles:
             slot = i32(block.worker + b)
             store_lse(part_lse, slot * row_capacity, m, sums, my_row, rows, 0)

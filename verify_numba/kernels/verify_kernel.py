@@ -7,7 +7,7 @@ the host knows. A share that covers a whole request writes the result; any other
 
 Inside a block the warps have three roles, joined by mbarriers in shared memory:
 
-    copy    slots -> rows -> a ring of stages (one warp)
+    copy    slots -> rows -> a ring of stages
     score   S = K Q^T, the partner block's half added, the mask, online softmax -> weights P
     value   O = alpha O + V^T P
 
@@ -33,7 +33,7 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
 
     Grid (cluster * workers, row blocks), `g.threads` threads. Pointers are int64 addresses, strides are bytes.
     """
-    ROWS, COPY_WARP = g.rows, g.copy_warp
+    ROWS, FIRST_COPY_WARP = g.rows, g.first_copy_warp
     i32, warp_id, shared_base = ops.i32, ops.warp_id, ops.shared_base
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
@@ -53,12 +53,15 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
         batch = Batch(bs, H, parts, layout, widths, min_tiles, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr)
         block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
         row_capacity = i32(ROWS * row_blocks())
-        if warp == COPY_WARP:
+        if warp == FIRST_COPY_WARP:
             # The warp that sets up the barriers starts to copy at once; the others wait until they are set up.
             init_barriers(block.base)
             announce()
-            copy_role(batch, block, k, k_stride, pool, pool_stride)
+            copy_role(batch, block, i32(0), k, k_stride, pool, pool_stride)
             settle()
+        elif warp > FIRST_COPY_WARP:
+            await_start()
+            copy_role(batch, block, i32(warp - FIRST_COPY_WARP), k, k_stride, pool, pool_stride)
         else:
             await_start()
             if warp >= VALUE_WARPS:

@@ -13,12 +13,10 @@ from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.memory import GlobalMemory
 
-INT32 = range(-(2**31), 2**31)
-
 
 def i32(value: int) -> int:
     """The value, which must fit 32 bits: on a GPU it would wrap in silence."""
-    if value not in INT32:
+    if not -(2**31) <= value < 2**31:
         raise OverflowError(f"{value} does not fit int32")
     return int(value)
 
@@ -101,7 +99,7 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
 
     def init_barriers(base: int) -> None:
         rings = (
-            ("full", at.full, g.stages, 1 if g.cluster == 2 else WARP),
+            ("full", at.full, g.stages, 1 if g.bulk else WARP),
             ("empty", at.empty, g.stages, VALUE_WARPS),
             ("weights_full", at.weights_full, WEIGHT_BUFFERS, g.score_warps),
             ("weights_empty", at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),

@@ -42,9 +42,7 @@ def load_slots(batch: Batch, request: Request, first_tile: int, last_tile: int) 
 def copy_ops(g: Geometry) -> dict[str, Any]:
     value_bytes, rope_bytes = 2 * g.value_columns, 2 * g.rope_columns
 
-    def copy_rows(
-        stage: int, full: int, rows: int, stride: int, slots: Slots, half: int, rank: int
-    ) -> None:
+    def copy_rows(stage: int, full: int, rows: int, stride: int, slots: Slots, half: int, rank: int) -> None:
         """Starts the copy of this block's columns of 16 rows, which ends with the barrier `full`."""
         warp = current()
         memory = warp.memory
@@ -52,14 +50,16 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
         value, rope = source + rank * value_bytes, source + 2 * D_V + rank * rope_bytes
         memory.check_rows(value, value_bytes, COPY_ALIGN)
         memory.check_rows(rope, rope_bytes, COPY_ALIGN)
-        if g.cluster == 2:
+        if g.bulk:
             warp.arrive_mbarrier(full, g.copy_bytes)
 
         def fetch() -> Bytes:
             columns = ((value, value_bytes), (rope, rope_bytes))
-            return np.concatenate([memory.load_rows(at, nbytes, COPY_ALIGN) for at, nbytes in columns], axis=1)
+            return np.concatenate(
+                [memory.load_rows(at, nbytes, COPY_ALIGN) for at, nbytes in columns], axis=1
+            )
 
-        # In the single form each lane's copies end with one arrival; in the cluster form their bytes are counted.
+        # The bytes of bulk copies are counted; of other copies, each lane's end with one arrival.
         warp.write_async(
             warp.block,
             stage,
@@ -67,7 +67,7 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
             fetch,
             warp.block.mbarrier(full),
             stride=g.row_stride,
-            arrivals=WARP if g.cluster == 1 else 0,
+            arrivals=0 if g.bulk else WARP,
         )
 
     return {"load_slots": load_slots, "copy_rows": copy_rows}

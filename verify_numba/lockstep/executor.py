@@ -70,7 +70,9 @@ class Cluster:
                 SharedMemory(dispatch.shared_bytes),
                 self,
                 CountedBarrier(f"the barrier of block ({x}, {y})", warps),
-                Shadow(self.cast, rank * warps, warps, dispatch.shared_bytes) if schedule.check_races else None,
+                Shadow(self.cast, rank * warps, warps, dispatch.shared_bytes)
+                if schedule.check_races
+                else None,
             )
             for rank, (x, y) in enumerate(blocks)
         ]
@@ -79,7 +81,9 @@ class Cluster:
                 block,
                 index,
                 self.hub,
-                self.cast.add(f"warp {index} of block ({block.x}, {block.y})") if schedule.check_races else None,
+                self.cast.add(f"warp {index} of block ({block.x}, {block.y})")
+                if schedule.check_races
+                else None,
             )
             for block in self.blocks
             for index in range(warps)
@@ -147,7 +151,9 @@ class Cluster:
         if self.in_flight and self._exited(warp.block):
             for delivery in self.in_flight:
                 if delivery.block is warp.block:
-                    raise ProtocolError(f"{warp}, the last of its block, exited while {delivery.label} is in flight")
+                    raise ProtocolError(
+                        f"{warp}, the last of its block, exited while {delivery.label} is in flight"
+                    )
 
     def _exited(self, block: Block) -> bool:
         return all(warp.dead for warp in self.warps if warp.block is block)

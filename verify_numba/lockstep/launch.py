@@ -45,7 +45,9 @@ def run_kernel(
         raise ValueError(f"grid[0] is {grid[0]}, expected a multiple of the cluster size {cluster}")
     dispatch = Dispatch(kernel, args, grid, warps, shared_bytes, memory)
     clusters = [
-        [(first + rank, y) for rank in range(cluster)] for y in range(grid[1]) for first in range(0, grid[0], cluster)
+        [(first + rank, y) for rank in range(cluster)]
+        for y in range(grid[1])
+        for first in range(0, grid[0], cluster)
     ]
     rng = None if seed is None else random.Random(seed)
     if rng is not None:

@@ -45,13 +45,17 @@ class Block:
 
     def init_mbarrier(self, offset: int, count: int, label: str) -> None:
         if offset % 8 or not 0 <= offset <= self.shared.data.size - 8:
-            raise MemoryFault(f"mbarrier {label} cannot be at shared byte {offset} of {self.shared.data.size}")
+            raise MemoryFault(
+                f"mbarrier {label} cannot be at shared byte {offset} of {self.shared.data.size}"
+            )
         self.mbarriers[offset] = MBarrier(f"{label} at byte {offset} of block ({self.x}, {self.y})", count)
 
     def mbarrier(self, offset: int) -> MBarrier:
         barrier = self.mbarriers.get(offset)
         if barrier is None:
-            raise ProtocolError(f"no mbarrier was set up at shared byte {offset} of block ({self.x}, {self.y})")
+            raise ProtocolError(
+                f"no mbarrier was set up at shared byte {offset} of block ({self.x}, {self.y})"
+            )
         return barrier
 
     def named_barrier(self, name: str, warps: int) -> CountedBarrier:

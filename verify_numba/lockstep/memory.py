@@ -84,7 +84,9 @@ class GlobalMemory:
 
     def store(self, address: int, values: NDArray[Any]) -> None:
         """Writes `values`, flattened, at `address`."""
-        self._writable(address, values.nbytes, values.itemsize)[:] = np.ascontiguousarray(values).view(np.uint8).ravel()
+        self._writable(address, values.nbytes, values.itemsize)[:] = (
+            np.ascontiguousarray(values).view(np.uint8).ravel()
+        )
 
     def load_rows(self, addresses: NDArray[np.int64], nbytes: int, align: int) -> Bytes:
         """`[len(addresses), nbytes]` bytes: one run of bytes from each address, all in one buffer."""
@@ -103,7 +105,9 @@ class GlobalMemory:
         """The checks of `load_rows` alone."""
         self._windows(addresses, nbytes, align)
 
-    def _windows(self, addresses: NDArray[np.int64], nbytes: int, align: int) -> tuple[Bytes, NDArray[np.int64]]:
+    def _windows(
+        self, addresses: NDArray[np.int64], nbytes: int, align: int
+    ) -> tuple[Bytes, NDArray[np.int64]]:
         """Every run of `nbytes` bytes of the buffer as one overlapping view, and the runs that are asked for."""
         low, high = int(addresses.min()), int(addresses.max())
         buffer = self._buffer(low, high + nbytes, 1)
@@ -125,7 +129,9 @@ class GlobalMemory:
             buffer = self._buffers[index]
             if stop <= buffer.address + buffer.data.size:
                 if start % align:
-                    raise MemoryFault(f"access to {self._place(start)}, which is not a multiple of {align} bytes")
+                    raise MemoryFault(
+                        f"access to {self._place(start)}, which is not a multiple of {align} bytes"
+                    )
                 return buffer
         raise MemoryFault(f"access to {stop - start} bytes from {self._place(start)}")
 
@@ -135,7 +141,10 @@ class GlobalMemory:
             return f"address {address:#x} (no buffer is registered)"
         after = max(bisect_right(self._starts, address), 1)
         near = self._buffers[after - 1]
-        if after < len(self._buffers) and self._starts[after] - address < address - near.address - near.data.size:
+        if (
+            after < len(self._buffers)
+            and self._starts[after] - address < address - near.address - near.data.size
+        ):
             near = self._buffers[after]
         if abs(address - near.address) > near.data.size + GAP:
             return f"address {address:#x}, which is in no buffer"

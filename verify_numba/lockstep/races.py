@@ -139,7 +139,11 @@ class Shadow:
             row, word = np.argwhere(unknown)[0]
             self._fail(actor, does, region, row, word, int(writer[row, word]), "wrote")
 
-    def _fail(self, actor: Actor, does: str, region: Region, row: int, word: int, other: int, did: str) -> None:
+    def _fail(
+        self, actor: Actor, does: str, region: Region, row: int, word: int, other: int, did: str
+    ) -> None:
         byte = WORD * int(region.first + region.stride * row + word)
         before = self._cast.actors[other].label
-        raise RaceError(f"{actor.label} {does} shared byte {byte}, which {before} {did}, with no barrier between")
+        raise RaceError(
+            f"{actor.label} {does} shared byte {byte}, which {before} {did}, with no barrier between"
+        )

@@ -158,7 +158,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     at, clustered = g.shared, g.cluster == 2
 
     def init_body(b: Any, base: Any) -> None:
-        _init(b, base, at.full, g.stages, 1 if clustered else 32)
+        _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
         _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.score_warps)
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)

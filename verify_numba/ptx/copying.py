@@ -72,8 +72,9 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
 
         lane_bytes = b.mul(me, integer(16))
         target = b.add(stage, lane_bytes)
+        mine = b.sext(b.add(lane_bytes, b.mul(rank, integer(value_bytes))), I64)
         for token in range(TILE):
-            source = b.add(row(integer(token)), b.zext(lane_bytes, I64))
+            source = b.add(row(integer(token)), mine)
             for at in range(0, value_bytes, 512):
                 copy16(target, source, token * g.row_stride + at, at)
         lanes_a_row = rope_bytes // 16
@@ -82,8 +83,8 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
         rope = b.add(b.add(stage, b.mul(token, integer(g.row_stride))), chunk)
         step = 32 // lanes_a_row
         for first in range(0, TILE, step):
-            source = b.add(row(b.add(token, integer(first))), b.zext(chunk, I64))
+            source = b.add(row(b.add(token, integer(first))), b.sext(b.add(chunk, b.mul(rank, integer(rope_bytes))), I64))
             copy16(rope, source, first * g.row_stride + value_bytes, 2 * D_V)
         asm(b, VOID, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [full])
 
-    return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, bulk if g.cluster == 2 else by_lane))
+    return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, bulk if g.bulk else by_lane))

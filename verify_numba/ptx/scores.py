@@ -92,7 +92,7 @@ def score_ops(g: Geometry) -> SimpleNamespace:
         row = i32(my_row + (lane() >> 2))
         return load_fragments(row_address(q, token_stride, head_stride, n0, row, H), i32(row < rows), rank)
 
-    chains = 4 // per_warp
+    chains = g.score_chains // per_warp
     """Independent sums a tile, so that an mma need not wait for the one before."""
     ahead = 1
     """Key fragments loaded before they are needed."""
@@ -217,7 +217,7 @@ def score_ops(g: Geometry) -> SimpleNamespace:
             inside = b.select(b.icmp_signed("<", chunk, integer(chunks)), chunk, integer(chunks - 1))
             clean_chunk(b, stage, inside, flag)
         # The next copy into this stage may go through the asynchronous proxy; these are ordinary stores.
-        asm(b, VOID, "fence.proxy.async.shared::cta;" if g.cluster == 2 else "", "~{memory}", [])
+        asm(b, VOID, "fence.proxy.async.shared::cta;" if g.bulk else "", "~{memory}", [])
 
     return SimpleNamespace(
         load_q=load_q_two if per_warp == 2 else load_q_one,

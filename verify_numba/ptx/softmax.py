@@ -158,7 +158,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
 
     @device
     def store_lse(pointer, row_offset, m, sums, my_row, rows, natural):
-        # A block's last rows can be padding: `rows` bounds what is written, and a tile that does not exist has none.
+        # `rows` is where the block's rows end: a tile that does not exist lies behind it, as padding does.
         store_lse_at(pointer + 4 * (i64(row_offset) + my_row), m, sums, my_row, rows, natural)
 
     one_exp2 = lambda b, x: [ex2(b, v) for v in unpack(b, x, n_scores)]  # noqa: E731
