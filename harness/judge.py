@@ -62,23 +62,23 @@ def judge_kernels(result: Result, right: Answer) -> tuple[Comparison, ...]:
     )
 
 
-def judge_captured(case: CaptureCase, result: Result, right: Answer) -> tuple[Comparison, ...]:
+def judge_captured(case: CaptureCase, result: Result | None, right: Answer) -> tuple[Comparison, ...]:
     """The recorded output against the oracle, and the kernels against it; nothing where none was recorded.
 
     Two results within their budgets of the same answer are within twice the budget of each other. No LSE is
-    recorded in a capture.
+    recorded in a capture. `result` is None where the kernels failed to give one.
     """
     if case.out_triton is None:
         return ()
     captured = case.out_triton.reshape(case.N, case.H, D_V)
     at = right.qo_indptr
     own = Check(Subject.CAPTURED, Subject.ORACLE, right.part, "out")
+    judged = compare(own, captured, right.out, right.out_tolerance, qo_indptr=at)
+    if result is None:
+        return (judged,)
     mutual = Check(Subject.KERNELS, Subject.CAPTURED, right.part, "out")
     both = right.out_tolerance + right.out_tolerance
-    return (
-        compare(own, captured, right.out, right.out_tolerance, qo_indptr=at),
-        compare(mutual, result.out, captured, both, qo_indptr=at),
-    )
+    return judged, compare(mutual, result.out, captured, both, qo_indptr=at)
 
 
 def judge_permuted(permuted: Result, result: Result, right: Answer) -> tuple[Comparison, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from captured_tensors import CaptureCase
 from harness.devices import Device
+from harness.errors import UsageError
 from verify_numba import Parts, Verifier, VerifyBatch
 from verify_numba.dims import D_V
 
@@ -38,8 +39,15 @@ class Result:
     seconds: float
 
 
+class KernelFault(Exception):
+    """A kernel run ended with an error of its own: a GPU fault, or a rule broken in a CPU run."""
+
+
 class Verifiers:
-    """Makes a Verifier for each shape (requests, draft budget, heads) once, warmed up."""
+    """Makes a Verifier for each shape (requests, draft budget, heads) once, warmed up.
+
+    Raises UsageError where this machine cannot run the kernels, VerifyInputError where they refuse the shape.
+    """
 
     def __init__(self, device: Device, *, nsplit: int | None = None, form: str = "auto"):
         self._settings: dict[str, Any] = {"device": device.name, "nsplit": nsplit, "form": form}
@@ -49,17 +57,26 @@ class Verifiers:
         shape = (max(case.bs, 1), case.T, case.H)
         if shape not in self._made:
             max_bs, T, H = shape
-            verifier = Verifier(max_bs=max_bs, T=T, H=H, **self._settings)
-            verifier.warmup()
+            try:
+                verifier = Verifier(max_bs=max_bs, T=T, H=H, **self._settings)
+                verifier.warmup()
+            except RuntimeError as error:
+                raise UsageError(f"the kernels cannot run here: {error}") from error
             self._made[shape] = verifier
         return self._made[shape]
 
 
 def run_kernels(backend: Backend, batch: VerifyBatch, device: Device, parts: Parts) -> Result:
-    """One call of `verify` on a batch that lies on `device`; what it fails to write stays NaN."""
+    """One call of `verify` on a batch that lies on `device`; what it fails to write stays NaN.
+
+    Raises KernelFault where the call or the device reports an error.
+    """
     N, H = batch.q.shape[:2]
-    out = device.poisoned((N, H, D_V), bfloat16)
-    lse = device.poisoned((N, H), np.float32)
-    backend.poison_workspace()
-    seconds = device.timed(lambda: backend.verify(batch, out, lse, parts=parts))
-    return Result(device.get(out), device.get(lse), seconds)
+    try:
+        out = device.poisoned((N, H, D_V), bfloat16)
+        lse = device.poisoned((N, H), np.float32)
+        backend.poison_workspace()
+        seconds = device.timed(lambda: backend.verify(batch, out, lse, parts=parts))
+        return Result(device.get(out), device.get(lse), seconds)
+    except RuntimeError as error:  # verify_numba's own, and torch's for a fault that a copy back meets
+        raise KernelFault(f"{type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ from harness.case_batch import device_batch, host_batch
 from harness.comparison import Comparison, Subject
 from harness.devices import Device
 from harness.judge import PART_NAMES, answer, judge_captured, judge_kernels, judge_permuted
-from harness.kernels import MakeBackend, run_kernels
+from harness.kernels import KernelFault, MakeBackend, Result, run_kernels
 from harness.trees import parent_after_child
 from verify_numba import Parts, check_values
 
@@ -49,7 +49,10 @@ class Options:
 
 @dataclass(frozen=True)
 class CaseReport:
-    """Everything that one replay found. `seconds` is one call of the kernels by part, not a benchmark."""
+    """Everything that one replay found. `seconds` is one call of the kernels by part, not a benchmark.
+
+    `faults` are kernel runs that ended with an error instead of a result.
+    """
 
     name: str
     path: Path
@@ -61,6 +64,7 @@ class CaseReport:
     draft_lengths: tuple[int, ...]
     has_captured_output: bool
     comparisons: tuple[Comparison, ...]
+    faults: tuple[str, ...]
     seconds: dict[str, float]
     total_seconds: float
     notes: tuple[str, ...] = ()
@@ -73,7 +77,7 @@ class CaseReport:
     def verdict(self) -> Verdict:
         """Kernels against captured output has no say: they differ too much only where one of them is off."""
         to_blame = {c.check.subject for c in self.failures if c.check.reference is not Subject.CAPTURED}
-        kernels = bool(to_blame & {Subject.KERNELS, Subject.PERMUTED})
+        kernels = bool(self.faults) or bool(to_blame & {Subject.KERNELS, Subject.PERMUTED})
         if Subject.CAPTURED in to_blame:
             return Verdict.BOTH_OFF if kernels else Verdict.CAPTURED_OFF
         return Verdict.KERNELS_OFF if kernels else Verdict.PASS
@@ -97,17 +101,25 @@ def replay(
     backend = make_backend(case)
     on_device = device_batch(batch, device)
     answers = {parts: answer(batch, parts) for parts in PART_NAMES}
-    results = {}
+    results: dict[Parts, Result] = {}
     comparisons: list[Comparison] = []
+    faults = []
     for parts, right in answers.items():
-        results[parts] = run_kernels(backend, on_device, device, parts)
-        comparisons += judge_kernels(results[parts], right)
+        try:
+            results[parts] = run_kernels(backend, on_device, device, parts)
+            comparisons += judge_kernels(results[parts], right)
+        except KernelFault as fault:
+            faults.append(f"kernels {right.part}: {fault}")
         advance()
-    whole, right = results[Parts.ALL], answers[Parts.ALL]
+    whole, right = results.get(Parts.ALL), answers[Parts.ALL]
     comparisons += judge_captured(case, whole, right)
-    if options.permute_seed is not None:
-        moved = device_batch(host_batch(case, permute_seed=options.permute_seed), device)
-        comparisons += judge_permuted(run_kernels(backend, moved, device, Parts.ALL), whole, right)
+    if options.permute_seed is not None and whole is not None:
+        try:
+            moved = device_batch(host_batch(case, permute_seed=options.permute_seed), device)
+            permuted = run_kernels(backend, moved, device, Parts.ALL)
+            comparisons += judge_permuted(permuted, whole, right)
+        except KernelFault as fault:
+            faults.append(f"slots permuted: {fault}")
         advance()
     return CaseReport(
         name=case.name,
@@ -120,6 +132,7 @@ def replay(
         draft_lengths=case.draft_lengths,
         has_captured_output=case.out_triton is not None,
         comparisons=tuple(comparisons),
+        faults=tuple(faults),
         seconds={PART_NAMES[parts]: result.seconds for parts, result in results.items()},
         total_seconds=time.perf_counter() - start,
         notes=tuple(_notes(case)),

@@ -49,6 +49,7 @@ def case_json(report: CaseReport) -> dict[str, Any]:
         "verdict": report.verdict.value,
         "kernels_ok": not report.verdict.kernels_off,
         "captured_ok": not report.verdict.captured_off if report.has_captured_output else None,
+        "faults": list(report.faults),
         "kernel_seconds": report.seconds,
         "total_seconds": report.total_seconds,
         "notes": list(report.notes),

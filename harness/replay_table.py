@@ -49,6 +49,7 @@ def case_block(report: CaseReport, *, brief: bool = False) -> RenderableType:
     if not brief or report.failures:
         lines.append(_comparisons(report))
     blame = [f for f in report.failures if f.check.reference is not Subject.CAPTURED]
+    lines += [Padding(Text(fault, style=BAD), INDENT) for fault in report.faults]
     lines += [Padding(Text(failure.describe(), style=BAD), INDENT) for failure in blame]
     lines += [Padding(Text(note, style="dim"), INDENT) for note in report.notes]
     return Group(*lines)
@@ -84,7 +85,8 @@ def _title(report: CaseReport) -> Text:
     )
     lengths = ", ".join(map(str, report.prefix_lengths))
     title.append(f"  bs {report.bs}, T {report.T}, H {report.H}, L {lengths}", style="dim")
-    title.append(f"; kernels {_time(report.seconds['whole'])}", style="dim")
+    if "whole" in report.seconds:
+        title.append(f"; kernels {_time(report.seconds['whole'])}", style="dim")
     return title
 
 

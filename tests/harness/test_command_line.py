@@ -33,7 +33,7 @@ def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for command in COMMANDS:
-        assert f"\n    {command.name} " in text
+        assert f"\n    {command.name}" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)

@@ -169,9 +169,31 @@ def test_unusable_input_beside_a_mismatch_exits_2(fake, case_file, tmp_path):
 
 def test_a_case_that_the_kernels_refuse_is_unusable(fake, case_file, tmp_path):
     def refuse(batch, out, lse):
-        raise VerifyInputError("kv_indices: found slot 9, expected less than 5")
+        raise VerifyInputError("kv_indices", "slot 9", "less than 5")
 
     fake.plant = refuse
     code, result = replay_json(tmp_path, case_file)
     assert code == 2
-    assert result["unusable"][0]["error"] == "kv_indices: found slot 9, expected less than 5"
+    assert result["unusable"][0]["error"] == "kv_indices is slot 9, expected less than 5"
+
+
+def test_a_kernel_that_faults_exits_1_and_says_how(fake, case_file, tmp_path, capsys):
+    def crash(batch, out, lse):
+        raise RuntimeError("an illegal memory access")
+
+    fake.plant = crash
+    code, result = replay_json(tmp_path, case_file, "--permute-slots", 2)
+    (case,) = result["cases"]
+    assert (code, case["verdict"], len(case["faults"])) == (1, "kernels off", 3)
+    assert "kernels tail: RuntimeError: an illegal memory access" in capsys.readouterr().out
+
+
+def test_a_machine_that_cannot_run_the_kernels_exits_2(monkeypatch, case_file, tmp_path):
+    class Unsupported:
+        def __init__(self, **settings):
+            raise RuntimeError("compute capability 7.5, expected 8.0 or higher")
+
+    monkeypatch.setattr("harness.kernels.Verifier", Unsupported)
+    code, result = replay_json(tmp_path, case_file)
+    assert code == 2
+    assert "cannot run here: compute capability 7.5" in result["unusable"][0]["error"]

@@ -197,6 +197,20 @@ def test_a_case_without_captured_output_says_so():
     assert Subject.CAPTURED not in {c.check.subject for c in report.comparisons}
 
 
+def test_a_fault_in_one_part_is_the_kernels_and_the_rest_is_judged():
+    def crash(batch, out, lse):
+        raise RuntimeError("warp 3 of block (0, 0): a deadlock")
+
+    report = report_of(FakeVerifier(plant=crash, only=Parts.ALL), permute_seed=1)
+    assert report.verdict is Verdict.KERNELS_OFF
+    assert report.faults == ("kernels whole: RuntimeError: warp 3 of block (0, 0): a deadlock",)
+    assert {c.check.part for c in report.comparisons if c.check.subject is Subject.KERNELS} == {
+        "prefix",
+        "tail",
+    }
+    assert [c.passed for c in report.comparisons if c.check.subject is Subject.CAPTURED] == [True]
+
+
 def test_a_parent_after_its_child_is_noted():
     case = small_case()
     mask = case.custom_mask.copy()
