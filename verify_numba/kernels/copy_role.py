@@ -18,13 +18,14 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def copy_role(batch, block, me, k, k_stride, pool, pool_stride):
         share = first_share(batch, block.worker, block.workers)
-        stage, parity = i32(0), i32(1)
+        stage, parity, turn = i32(0), i32(1), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             if first < last and block.row0 < request.T * batch.H:
                 # Lanes 0..15 hold the slots of one tile, lanes 16..31 those of the next; the pair after is on its way.
-                # Of two copy warps each takes one tile of every pair.
+                # Two copy warps take turns, tile by tile, across requests too: a warp that passed over many tiles without
+                # a wait could be two rounds ahead of a stage, and take the parity of an older phase for the one it needs.
                 following = load_slots(batch, request, first, last)
                 for pair in range(first, last, 2):
                     slots = following
@@ -32,7 +33,7 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
                     for half in range(2):
                         tile = i32(pair + half)
                         if tile < last:
-                            if COPY_WARPS == 1 or half == me:
+                            if COPY_WARPS == 1 or turn == me:
                                 wait(block.base + EMPTY + 8 * stage, parity)
                                 rows, stride = pool, pool_stride
                                 if tile >= request.prefix_tiles:
@@ -42,7 +43,7 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
                                     block.base + FULL + 8 * stage,
                                     rows, stride, slots, half, block.rank,
                                 )  # fmt: skip
-                            stage = i32(stage + 1)
+                            stage, turn = i32(stage + 1), i32(turn ^ 1)
                             if stage == STAGES:
                                 stage, parity = i32(0), i32(parity ^ 1)
             share = after(share, request)
