@@ -28,7 +28,7 @@ def missing() -> str | None:
         import sglang.srt.mem_cache.allocator.token
         import sglang.srt.mem_cache.memory_pool
         import sglang.srt.mem_cache.radix_cache  # noqa: F401
-    except Exception as error:  # its import fails in many ways
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
         return f"SGLang cannot be imported ({type(error).__name__}: {error})"
     return None
 
