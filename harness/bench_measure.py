@@ -72,6 +72,9 @@ class ShapeRun:
     def run(self, variants: Sequence[Variant], peers: Sequence[Peer]) -> tuple[list[Entry], list[Entry]]:
         """Entries of our variants and of the peers. A contender that is wrong or fails is not timed."""
         ours = [self._subject(variant) for variant in variants]
+        for entry in ours:
+            if entry.timing and peers:  # a line to keep, should a peer take the process down
+                self._say(f"  first pass, {entry.variant}: {entry.timing.us:.1f} us; now the peers")
         theirs = [self._peer(peer) for peer in peers] if any(e.timing for e in ours) else []
         for entry in (*ours, *theirs):
             if entry.timing and entry.stopwatch:
@@ -117,29 +120,36 @@ class ShapeRun:
             self._measure(entry, contender, "eager")
 
     def _measure(self, entry: Entry, contender: Contender, mode: str) -> None:
-        contender.output.poison()
-        contender.calls[0]()
-        entry.check = self._judge(contender, 0)
+        entry.check = check_contender(contender, self._references, 0)
         if not entry.check.green:
             return
         stopwatch = make_stopwatch(mode, contender.calls)
         contender.output.poison()
         stopwatch.round()
-        entry.check = self._judge(contender, self._work.n_sets - 1)
+        entry.check = judge_output(contender, self._references, self._work.n_sets - 1)
         if not entry.check.green:
             return
         entry.stopwatch, entry.timing = stopwatch, Timing(mode)
         entry.timing.measure(stopwatch, self._seconds)
 
-    def _judge(self, contender: Contender, index: int) -> Check:
-        output = contender.output
-        assert output.out is not None, f"{contender.name} left no output"
-        ref = self._references.get(index, contender.mask, contender.own_pages)
-        return judge(output.out, output.lse, ref, peer=contender.name != SUBJECT)
-
     def _tell_slow_start(self, name: str, seconds: float) -> None:
         if seconds > SLOW_PREPARE_S:
             self._say(f"  {name} took {seconds:.0f} s to compile and start")
+
+
+def check_contender(contender: Contender, references: References, index: int) -> Check:
+    """Call it on slot set `index` and compare what it leaves."""
+    contender.output.poison()
+    contender.calls[index]()
+    return judge_output(contender, references, index)
+
+
+def judge_output(contender: Contender, references: References, index: int) -> Check:
+    """Compare what the contender left with the reference of slot set `index`."""
+    output = contender.output
+    assert output.out is not None, f"{contender.name} left no output"
+    ref = references.get(index, contender.mask, contender.own_pages)
+    return judge(output.out, output.lse, ref, peer=contender.name != SUBJECT)
 
 
 def _tails(work: Workload, mask: str) -> Tensor:

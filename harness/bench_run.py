@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shlex
 import sys
@@ -146,8 +147,9 @@ class BenchRun:
             return self._device_usable()
         finally:
             gc.collect()
-            if self.device.type == "cuda" and self._device_usable():
-                torch.cuda.empty_cache()
+            if self.device.type == "cuda":
+                with contextlib.suppress(RuntimeError):  # a GPU in an error state has been reported above
+                    torch.cuda.empty_cache()
         return True
 
     def _entries(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, Geometry
 from verify_numba.gpu.driver import CudaUnavailable, Driver, GpuInfo, get_driver
-from verify_numba.gpu.spec import CLUSTER_MIN_CC
+from verify_numba.variants import verify_spec
 
 LEAST_CC = (8, 0)
 """mma.sync on bf16 and cp.async exist from here on."""
@@ -41,11 +43,17 @@ def can_run(gpu: GpuInfo) -> list[str]:
     cc = f"{gpu.cc[0]}.{gpu.cc[1]}"
     if gpu.cc < LEAST_CC:
         return [f"no kernel: compute capability {cc}, at least 8.0 is needed (bf16 mma.sync, cp.async)"]
-    clusters = gpu.cc >= CLUSTER_MIN_CC
-    return [
-        f"kernels in the form without clusters: yes (compute capability {cc})",
-        f"kernels in the cluster form: {'yes' if clusters else 'no, clusters exist from 9.0 on'}",
-    ]
+    return [_form(gpu, "form without clusters", SINGLE_FORMS), _form(gpu, "cluster form", CLUSTER_FORMS)]
+
+
+def _form(gpu: GpuInfo, name: str, forms: Sequence[Geometry]) -> str:
+    specs = [verify_spec(geometry) for geometry in forms]
+    least = max(spec.min_cc for spec in specs)
+    if gpu.cc < least:
+        return f"kernels in the {name}: no, compute capability {least[0]}.{least[1]} is needed"
+    fitting = [spec for spec in specs if spec.smem_bytes <= gpu.smem_block]
+    answer = "yes" if len(fitting) == len(specs) else f"{len(fitting)} of {len(specs)} variants"
+    return f"kernels in the {name}: {answer}, they take up to {max(s.smem_bytes for s in specs):,} B a block"
 
 
 def gpu_json(gpu: GpuInfo) -> dict[str, Any]:

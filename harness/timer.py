@@ -17,13 +17,17 @@ import torch
 Call = Callable[[], None]
 
 MIN_REPEATS = 3
-MAX_REPEATS = 25
+MAX_REPEATS = 40
+WARM_S = 0.02
+"""Rounds that are not counted, so that clocks are up before the first sample."""
 
 
 class Stopwatch(Protocol):
-    """Runs all its calls once and says how many microseconds one of them took."""
+    """`run` issues all calls once; `round` does so between two clocks and gives microseconds a call."""
 
     mode: str
+
+    def run(self) -> None: ...
 
     def round(self) -> float: ...
 
@@ -48,8 +52,11 @@ class GraphStopwatch:
         self._graph.replay()
         torch.cuda.synchronize()
 
+    def run(self) -> None:
+        self._graph.replay()
+
     def round(self) -> float:
-        return _between_events(self._graph.replay) / self._count
+        return _between_events(self.run) / self._count
 
 
 class EagerStopwatch:
@@ -63,8 +70,11 @@ class EagerStopwatch:
             call()
         torch.cuda.synchronize()
 
+    def run(self) -> None:
+        _run_all(self._calls)
+
     def round(self) -> float:
-        return _between_events(lambda: _run_all(self._calls)) / len(self._calls)
+        return _between_events(self.run) / len(self._calls)
 
 
 class HostStopwatch:
@@ -75,9 +85,12 @@ class HostStopwatch:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
 
+    def run(self) -> None:
+        _run_all(self._calls)
+
     def round(self) -> float:
         start = time.perf_counter()
-        _run_all(self._calls)
+        self.run()
         return (time.perf_counter() - start) * 1e6 / len(self._calls)
 
 
@@ -105,6 +118,9 @@ class Timing:
     def measure(self, stopwatch: Stopwatch, seconds: float) -> None:
         """Add a pass: as many rounds as fit in `seconds`, within MIN_REPEATS and MAX_REPEATS."""
         samples: list[float] = []
+        start = time.perf_counter()
+        while time.perf_counter() - start < WARM_S:
+            stopwatch.round()
         start = time.perf_counter()
         while len(samples) < MAX_REPEATS:
             samples.append(stopwatch.round())

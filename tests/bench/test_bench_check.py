@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from harness import bench_check
 from harness.bench_check import judge, reference
 from harness.bench_inputs import Coldness, Workload, make_pool
 from harness.bench_shapes import BenchShape
+from oracle import attention
 from verify_numba.dims import D_V
 
 
@@ -40,6 +42,16 @@ def test_reference_equals_a_naive_one(work, monkeypatch, chunk):
     ref = ref_of(work, 1)
     torch.testing.assert_close(ref.out, out, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ref.lse, lse, rtol=1e-12, atol=1e-12)
+
+
+def test_reference_equals_the_oracle(work):
+    ref = ref_of(work)
+    for b, slots in enumerate(work.sets[0]):
+        rows = slice(4 * b, 4 * b + 4)
+        q, k, prefix = (x.double().numpy() for x in (work.q[rows], work.k[rows], work.pool[slots[:-4]]))
+        out, lse = attention(q, prefix, k, work.tree[b].numpy(), work.sm_scale)
+        np.testing.assert_allclose(ref.out[rows].numpy(), out, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(ref.lse[rows].numpy(), lse, rtol=1e-11)
 
 
 def test_rounding_alone_is_green(work):

@@ -182,6 +182,14 @@ def test_the_pool_holds_the_largest_shape(subject):
     assert run.result["pool_slots"] >= 2 * 6001
 
 
+def test_our_own_kernels_on_the_cpu():
+    run = make_run(shapes=(BenchShape((21, 0), T=3, H=2),), splits=(None, 2))
+    assert run.run() == 0
+    for record in run.result["results"]:
+        assert record["check"]["green"] and record["check"]["lse"] < 1e-3
+        assert record["us"] > 0 and "workers" in record["plan"]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_graph_and_eager_agree_with_float64(tmp_path):
     settings = Settings((BenchShape((5000, 0, 77), T=9, H=8),), ("graph", "eager"), (None, 3), ("auto",))

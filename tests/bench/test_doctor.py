@@ -89,11 +89,20 @@ def test_numbers(version, parts):
 
 @pytest.mark.parametrize(
     ("cc", "lines"),
-    [((7, 5), ["at least 8.0"]), ((8, 6), ["yes", "no, clusters"]), ((12, 0), ["yes", "form: yes"])],
+    [
+        ((7, 5), ["no kernel: compute capability 7.5, at least 8.0"]),
+        ((8, 6), ["without clusters: yes", "cluster form: no, compute capability 9.0"]),
+        ((12, 0), ["without clusters: yes", "cluster form: yes, they take up to"]),
+    ],
 )
 def test_what_a_gpu_can_run(cc, lines):
     for found, expected in zip(can_run(gpu(cc)), lines, strict=True):
         assert expected in found
+
+
+def test_too_little_shared_memory_is_said():
+    single, _ = can_run(gpu((8, 0), smem=49_152))
+    assert "0 of 3 variants" in single
 
 
 def test_driver_version(tmp_path):
