@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from captured_tensors import CaptureCase
 from harness.devices import Device
 from harness.errors import UsageError
-from verify_numba import Parts, Verifier, VerifyBatch
+from verify_numba import Parts, Verifier, VerifyBatch, VerifyInputError
 from verify_numba.dims import D_V
 
 FORMS = ("auto", "cluster", "single")
@@ -43,10 +43,15 @@ class KernelFault(Exception):
     """A kernel run ended with an error of its own: a GPU fault, or a rule broken in a CPU run."""
 
 
+class SettingRefused(UsageError):
+    """A setting that no case can run with."""
+
+
 class Verifiers:
     """Makes a Verifier for each shape (requests, draft budget, heads) once, warmed up.
 
-    Raises UsageError where this machine cannot run the kernels, VerifyInputError where they refuse the shape.
+    Raises UsageError where this machine cannot run the kernels, VerifyInputError where they refuse the shape,
+    SettingRefused where they refuse a setting.
     """
 
     def __init__(self, device: Device, *, nsplit: int | None = None, form: str = "auto"):
@@ -60,6 +65,10 @@ class Verifiers:
             try:
                 verifier = Verifier(max_bs=max_bs, T=T, H=H, **self._settings)
                 verifier.warmup()
+            except VerifyInputError as error:
+                if error.field in self._settings:
+                    raise SettingRefused(f"--{error}") from error
+                raise
             except RuntimeError as error:
                 raise UsageError(f"the kernels cannot run here: {error}") from error
             self._made[shape] = verifier

@@ -11,7 +11,7 @@ from harness.case_files import CaseFile, Unusable, find_cases, message
 from harness.devices import DEVICES, Device, select_device
 from harness.errors import UsageError
 from harness.jsonio import STDOUT, check_target, write_json
-from harness.kernels import FORMS, MakeBackend, Verifiers
+from harness.kernels import FORMS, MakeBackend, SettingRefused, Verifiers
 from harness.progress import Bar
 from harness.replay import CaseReport, Options, Verdict, replay
 from harness.replay_json import replay_json
@@ -102,5 +102,7 @@ def _replay_file(
 ) -> CaseReport | Unusable:
     try:
         return replay(file.load(), file.path, make_backend, device, options, bar.advance)
+    except SettingRefused:  # the same for every case
+        raise
     except (CaptureError, VerifyInputError, UsageError, OSError) as error:
         return Unusable(str(file.path), message(error, file.path))

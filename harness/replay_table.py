@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -57,7 +58,10 @@ def case_block(report: CaseReport, *, brief: bool = False) -> RenderableType:
 
 def unusable_line(unusable: Unusable) -> RenderableType:
     """One input that could not be replayed."""
-    return Text.assemble(("unusable ", BAD), f"{unusable.path}: {unusable.error}")
+    path = Path(unusable.path)
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return Text.assemble(("unusable ", BAD), f"{shown}: {unusable.error}")
 
 
 def summary(reports: Sequence[CaseReport], unusable: Sequence[Unusable], device: str) -> RenderableType:

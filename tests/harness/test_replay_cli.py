@@ -197,3 +197,10 @@ def test_a_machine_that_cannot_run_the_kernels_exits_2(monkeypatch, case_file, t
     code, result = replay_json(tmp_path, case_file)
     assert code == 2
     assert "cannot run here: compute capability 7.5" in result["unusable"][0]["error"]
+
+
+def test_a_setting_that_the_kernels_refuse_is_said_once(capsys):
+    assert main(["replay", "--device", "cpu", "--nsplit", "1000000"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("verify-numba: error: --nsplit is 1000000")
+    assert len(error.splitlines()) == 1
