@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 
-from harness import bench_run
-from harness.bench_inputs import Coldness
+from harness import bench_measure, bench_run, timer
+from harness.bench_inputs import Coldness, Workload, make_pool
 from harness.bench_options import Settings
 from harness.bench_run import BenchRun
 from harness.bench_shapes import BenchShape
 from harness.peers import PEERS
 from harness.peers.base import PeerRefused
+from harness.timer import HostStopwatch
 from harness.work import Ceilings
 from tests.bench.conftest import CPU
 
@@ -22,6 +23,7 @@ SHAPES = (BenchShape((40,), T=3, H=2), BenchShape((60, 5), T=3, H=2, run_length=
 def quick(monkeypatch):
     monkeypatch.setattr(bench_run, "measure_ceilings", lambda device: Ceilings(1e9, 1e12))
     monkeypatch.setattr(bench_run, "CPU_COLD", Coldness(bytes=0, min_sets=2))
+    monkeypatch.setattr(timer, "WARM_S", 0)
 
 
 def make_run(shapes=SHAPES, peers=("torch",), splits=(None,), **options):
@@ -201,3 +203,23 @@ def test_on_a_gpu_graph_and_eager_agree_with_float64(tmp_path):
         ("eager", None),
         ("eager", 3),
     ]
+
+
+def test_a_peer_that_cannot_be_captured_is_timed_eager_and_says_so(subject, monkeypatch):
+    def stopwatch(mode, calls):
+        if mode == "graph" and len(made) == 1:  # ours is the first
+            made.append(mode)
+            raise RuntimeError("operation not permitted when stream is capturing")
+        made.append(mode)
+        return HostStopwatch(calls)
+
+    made = []
+    monkeypatch.setattr(bench_measure, "make_stopwatch", stopwatch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    pool = make_pool(4096, CPU, seed=0)
+    work = Workload(SHAPES[0], pool, Coldness(bytes=0, min_sets=2), seed=0)
+    references = bench_measure.References(work)
+    run = bench_measure.ShapeRun(work, references, "graph", 0.0, lambda text: None)
+    _, (peer,) = run.run([bench_measure.Variant()], [PEERS["torch"]])
+    assert made == ["graph", "graph", "eager"]
+    assert peer.timing.mode == "eager" and "its capture failed" in peer.note

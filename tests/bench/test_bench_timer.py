@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import time
 
@@ -68,3 +69,72 @@ def test_host_stopwatch_runs_each_call_once_a_round():
 def test_unknown_mode():
     with pytest.raises(KeyError):
         make_stopwatch("sundial", [])
+
+
+class FakeGraph:
+    """Counts replays of what was called while it captured."""
+
+    def __init__(self):
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+class FakeEvent:
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        FakeEvent.clock += 1.0
+        self.at = FakeEvent.clock
+
+    def elapsed_time(self, later):
+        return later.at - self.at  # milliseconds
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    capturing = []
+
+    @contextlib.contextmanager
+    def graph(target):
+        capturing.append(target)
+        yield
+        capturing.pop()
+
+    for name, value in {
+        "CUDAGraph": FakeGraph,
+        "Event": FakeEvent,
+        "graph": graph,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(timer.torch.cuda, name, value)
+    return capturing
+
+
+def test_a_graph_holds_every_call_after_two_eager_ones(fake_gpu):
+    where = []
+    calls = [lambda i=i: where.append((i, bool(fake_gpu))) for i in range(4)]
+    stopwatch = make_stopwatch("graph", calls)
+    assert where == [(0, False), (1, False), (0, True), (1, True), (2, True), (3, True)]
+    assert stopwatch.round() == pytest.approx(1000 / 4)  # one millisecond over four calls
+
+
+def test_eager_calls_lie_between_two_events(fake_gpu):
+    ran = []
+    stopwatch = make_stopwatch("eager", [lambda: ran.append(1)] * 5)
+    ran.clear()
+    assert stopwatch.round() == pytest.approx(1000 / 5)
+    assert len(ran) == 5
+
+
+def test_a_call_that_cannot_be_captured_is_heard(fake_gpu):
+    def call():
+        if fake_gpu:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="capturing"):
+        make_stopwatch("graph", [call, call])
