@@ -199,7 +199,9 @@ class CurrentBatch:
         """Wrap this backend's `forward_extend`, and only this one's."""
         inner = backend.forward_extend
 
-        def forward_extend(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any) -> Any:
+        def forward_extend(
+            q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any
+        ) -> Any:
             self.forward_batch = forward_batch
             try:
                 return inner(q, k, v, layer, forward_batch, *args, **kw)

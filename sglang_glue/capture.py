@@ -95,7 +95,9 @@ class Capture:
             return False
         return self._settings.layers is None or self._layers[row] in self._settings.layers
 
-    def _tensors(self, call: SlotCall, batch: Any, mismatch: Tensor | None, triton: Tensor) -> dict[str, Tensor]:
+    def _tensors(
+        self, call: SlotCall, batch: Any, mismatch: Tensor | None, triton: Tensor
+    ) -> dict[str, Tensor]:
         # How long the prefixes are is known on the device only: copy up to the limit, the writer trims or drops.
         most = min(call.kv_indices.numel(), self._settings.max_prefix)
         slots = call.kv_indices[:most].clamp(0, call.k_buffer.shape[0] - 1)

@@ -37,7 +37,9 @@ class CaptureWriter:
     def __init__(self, settings: CaptureSettings, facts: BackendFacts) -> None:
         self._settings = settings
         self._facts = facts
-        self._gpu = torch.cuda.get_device_name(facts.device) if facts.device.startswith("cuda") else facts.device
+        self._gpu = (
+            torch.cuda.get_device_name(facts.device) if facts.device.startswith("cuda") else facts.device
+        )
         self._counts: Counter[str] = Counter()
         self._number = itertools.count()
         self._waiting: queue.SimpleQueue[Stage] = queue.SimpleQueue()
@@ -78,7 +80,7 @@ class CaptureWriter:
                 return self._close("disk", error)
             log.warning("verify-numba: a sampled call is not a valid case: %s", error)
             return "invalid"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the server
             return self._close("error", error)
 
     def _close(self, reason: str, error: Exception) -> str:
@@ -110,11 +112,9 @@ class CaptureWriter:
         parts = [self._facts.algorithm, f"bs{bs}", f"t{about['T']}", f"prefix{arrays['kv_indptr'][-1]}"]
         where = [f"layer{about['layer']}", self._facts.rank, str(os.getpid()), str(next(self._number))]
         seq_lens = np.diff(arrays["kv_indptr"].astype(np.int64))
-        return CaptureCase(
-            name="-".join(parts + where),
-            meta=self._meta(about, "FULL_MASK" if "custom_mask" in arrays else "CHAIN"),
-            **{"custom_mask": None, "mask_indptr": None, "seq_lens": seq_lens, **arrays},
-        )
+        tensors: dict[str, Any] = {"custom_mask": None, "mask_indptr": None, "seq_lens": seq_lens, **arrays}
+        layout = "CHAIN" if tensors["custom_mask"] is None else "FULL_MASK"
+        return CaptureCase(name="-".join(parts + where), meta=self._meta(about, layout), **tensors)
 
     def _meta(self, about: dict[str, Any], layout: str) -> CaptureMeta:
         return CaptureMeta(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_glue import backend as sgl
 from sglang_glue.eligibility import Limits, backend_decline
-from sglang_glue.settings import Mode, Settings
+from sglang_glue.settings import Settings
 from sglang_glue.status import StatusFile
 
 if TYPE_CHECKING:

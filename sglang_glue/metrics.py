@@ -24,7 +24,10 @@ class Metrics:
     """Gauges and counters labelled by rank and mode; `update` takes the snapshots of all backends."""
 
     def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge  # not before PROMETHEUS_MULTIPROC_DIR is set
+        from prometheus_client import (  # not before PROMETHEUS_MULTIPROC_DIR is set
+            Counter,
+            Gauge,
+        )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, ("rank", "mode", *labels))

@@ -17,7 +17,9 @@ def summary_lines(folder: Path) -> Iterator[str]:
     run = os.environ.get(RUN_VARIABLE)
     for status in read_statuses(folder):
         if status.run == run:
-            yield from (f"verify-numba: {describe(backend)}" for backend in status.content.get("backends", []))
+            yield from (
+                f"verify-numba: {describe(backend)}" for backend in status.content.get("backends", [])
+            )
 
 
 def describe(backend: Json) -> str:

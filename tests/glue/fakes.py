@@ -12,11 +12,19 @@ SLOTS = 64
 
 
 def make_call(
-    lengths=(5, 9), T=4, H=2, *, seed=0, tree=True, slots=SLOTS, mask_dtype=torch.bool, index_dtype=torch.int32
+    lengths=(5, 9),
+    T=4,
+    H=2,
+    *,
+    seed=0,
+    tree=True,
+    slots=SLOTS,
+    mask_dtype=torch.bool,
+    index_dtype=torch.int32,
 ) -> SlotCall:
     """An eligible call: scattered slots, a random tree, stale tails behind kv_indices and the mask."""
     generator = torch.Generator().manual_seed(seed)
-    bs, N = len(lengths), len(lengths) * T
+    N = len(lengths) * T
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(torch.bfloat16)

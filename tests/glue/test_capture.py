@@ -34,7 +34,9 @@ def batch_for(call):
     loc = torch.tensor(free[: call.q.shape[0]])
     call.k_buffer[loc] = call.k
     lengths = (call.kv_indptr[1:] - call.kv_indptr[:-1]).long()
-    positions = lengths.repeat_interleave(call.max_extend_len) + torch.arange(call.max_extend_len).repeat(call.bs)
+    positions = lengths.repeat_interleave(call.max_extend_len) + torch.arange(call.max_extend_len).repeat(
+        call.bs
+    )
     return SimpleNamespace(out_cache_loc=loc, req_pool_indices=torch.arange(call.bs) + 1, positions=positions)
 
 
@@ -73,7 +75,9 @@ def test_a_case_holds_the_call_bit_for_bit(tmp_path, mode, tree):
     assert (case.meta.layer_id, case.meta.num_heads, case.meta.max_extend_len) == (10, 2, 4)
     assert case.meta.sm_scale == call.sm_scale and case.meta.extra["rank"] == "tp0"
     for name in ("q", "k", "v", "kv_indptr", "qo_indptr"):
-        assert np.array_equal(getattr(case, name).view(np.uint8), to_numpy(getattr(call, name)).view(np.uint8)), name
+        assert np.array_equal(
+            getattr(case, name).view(np.uint8), to_numpy(getattr(call, name)).view(np.uint8)
+        ), name
     triton = torch.empty_like(call.o)
     attend(call, triton)  # Triton's output also where ours was served
     assert np.array_equal(case.out_triton.view(np.uint16), to_numpy(triton.reshape(8, -1)).view(np.uint16))
@@ -197,7 +201,9 @@ KILLED = """
 def test_a_killed_writer_leaves_no_case(tmp_path):
     root = os.getcwd()
     code = textwrap.dedent(KILLED.format(root=root, folder=str(tmp_path)))
-    died = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=120)
+    died = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, timeout=120, check=False
+    )
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert len(list(tmp_path.iterdir())) == 1  # the partial file, under a name that nothing reads
@@ -212,7 +218,10 @@ def test_the_batch_is_known_only_while_forward_extend_runs():
     current.watch(backend)
     assert backend.forward_extend(1, 2, 3, "layer", "batch", save_kv_cache=False) == ("batch", False)
     assert current.forward_batch is None
-    assert "forward_extend" not in vars(Backend()) and Backend().forward_extend(1, 2, 3, 4, "x") == (None, True)
+    assert "forward_extend" not in vars(Backend()) and Backend().forward_extend(1, 2, 3, 4, "x") == (
+        None,
+        True,
+    )
 
 
 def test_without_a_batch_the_call_is_skipped(tmp_path):

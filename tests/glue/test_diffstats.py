@@ -52,7 +52,9 @@ def test_sums_and_maxima_over_calls():
     squares = sum(d.square().sum() for d in diffs) / sum(t.square().sum() for t in triton)
     assert found["relative_norm"] == pytest.approx(math.sqrt(squares), rel=1e-5)
     assert found["max_abs"] == pytest.approx(max(float(d.abs().max()) for d in diffs), rel=1e-5)
-    assert found["max_rel"] == pytest.approx(max(float(d.norm() / t.norm()) for d, t in zip(diffs, triton)), rel=1e-5)
+    assert found["max_rel"] == pytest.approx(
+        max(float(d.norm() / t.norm()) for d, t in zip(diffs, triton)), rel=1e-5
+    )
     assert found["worst_layer"] == 0 and found["worst_bs"] == 2
 
 
@@ -120,7 +122,7 @@ def test_the_newest_mismatches_are_kept():
 
 
 def test_nothing_is_visible_before_it_is_published():
-    board, stats, counters = board_and_stats()
+    _board, stats, counters = board_and_stats()
     call = make_call()
     stats.add(Tag.EAGER, 0, call, *pair(call))
     assert counters.snapshot()["validate"] is None

@@ -52,7 +52,9 @@ def version_of(root: Path) -> str:
 RELEASES = releases()
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.skipif(not RELEASES, reason="no SGLang is installed and KDTREE_TEST_SOURCES names no sources"),
+    pytest.mark.skipif(
+        not RELEASES, reason="no SGLang is installed and KDTREE_TEST_SOURCES names no sources"
+    ),
 ]
 
 
@@ -90,7 +92,13 @@ def test_init_takes_what_the_hook_is_called_with(root):
 
 def test_init_sets_what_we_read(root):
     names = assigned(methods(root)["__init__"])
-    assert {"num_draft_tokens", "num_head", "enable_deterministic", "extend_attention_fwd", "forward_metadata"} <= names
+    assert {
+        "num_draft_tokens",
+        "num_head",
+        "enable_deterministic",
+        "extend_attention_fwd",
+        "forward_metadata",
+    } <= names
 
 
 def test_forward_extend_takes_the_batch_fifth(root):
@@ -107,7 +115,9 @@ def test_the_slot_is_asked_with_our_arguments_in_a_verify_step(root):
     (slot,) = slots
     assert [ast.unparse(a) for a in slot.args] == SLOT_ARGUMENTS
     assert {k.arg for k in slot.keywords} == EXTEND_KEYWORDS | {"max_bs"} <= set(SlotCall._fields)
-    condition = next(ast.unparse(n.test) for n in ast.walk(forward) if isinstance(n, ast.If) and slot in ast.walk(n.test))
+    condition = next(
+        ast.unparse(n.test) for n in ast.walk(forward) if isinstance(n, ast.If) and slot in ast.walk(n.test)
+    )
     assert "forward_batch.forward_mode.is_target_verify()" in condition
     if "score_mod" in [a.arg for a in forward.args.args]:
         assert "score_mod is None" in condition
@@ -118,7 +128,9 @@ def test_the_slots_flags_are_instance_attributes(root):
     flags = {name for name in ("use_verify_splitkv", "verify_splitkv_fwd") if name in names}
     assert len(flags) == (2 if with_slot(root) else 0)
     forward = methods(root)["forward_extend"]
-    asked = {n.attr for n in ast.walk(forward) if isinstance(n, ast.Attribute) and n.attr.startswith("use_verify_")}
+    asked = {
+        n.attr for n in ast.walk(forward) if isinstance(n, ast.Attribute) and n.attr.startswith("use_verify_")
+    }
     # Any further flag would be asked beside ours, and own_occupant would not know it.
     assert asked <= {"use_verify_splitkv", "use_verify_shared_kv"}
 
@@ -127,7 +139,9 @@ def test_the_extend_kernel_takes_the_slots_arguments(root):
     forward = methods(root)["forward_extend"]
     call = (calls_of(forward, "extend_attention_fwd") + calls_of(forward, "_forward_extend_kernel"))[0]
     positional = [ast.unparse(a) for a in call.args if ast.unparse(a) != "layer"]
-    assert [p.replace("forward_batch.token", "self.token").split(" if ")[0] for p in positional] == SLOT_ARGUMENTS
+    assert [
+        p.replace("forward_batch.token", "self.token").split(" if ")[0] for p in positional
+    ] == SLOT_ARGUMENTS
     given = {k.arg for k in call.keywords}
     assert given >= EXTEND_KEYWORDS
     # What SGLang gives on top must be nothing for the backends that we take; read it before widening this.

@@ -10,18 +10,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt")
 
-from sglang.srt.layers.attention import triton_backend as tb  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: E402
+from sglang.srt.layers.attention import triton_backend as tb
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-import verify_numba  # noqa: E402
-from sglang_glue.backend import TARGET  # noqa: E402
-from sglang_glue.install import Installer  # noqa: E402
-from sglang_glue.settings import Settings  # noqa: E402
-from sglang_glue.slot import VerifySlot  # noqa: E402
-from sglang_glue.status import RUN_VARIABLE, StatusFile, read_statuses  # noqa: E402
-from tests.glue.fakes import FakeVerifier  # noqa: E402
-from tests.glue.test_real_backend import H, T, mla_pool, one_rank, step  # noqa: E402, F401
+import verify_numba
+from sglang_glue.backend import TARGET
+from sglang_glue.install import Installer
+from sglang_glue.settings import Settings
+from sglang_glue.slot import VerifySlot
+from sglang_glue.status import RUN_VARIABLE, StatusFile, read_statuses
+from tests.glue.fakes import FakeVerifier
+from tests.glue.test_real_backend import H, T, mla_pool, one_rank, step  # noqa: F401
 
 pytestmark = pytest.mark.sglang
 
@@ -71,7 +71,9 @@ def hooked(tmp_path, monkeypatch):
 
         monkeypatch.setattr(verify_numba, "Verifier", make, raising=False)
         settings = Settings.from_env({"KDTREE_STATUS": str(tmp_path), **env})
-        HookRegistry.register(TARGET, Installer(settings, StatusFile(tmp_path, {})).after_init, HookType.AFTER)
+        HookRegistry.register(
+            TARGET, Installer(settings, StatusFile(tmp_path, {})).after_init, HookType.AFTER
+        )
         HookRegistry.apply_hooks()
         return made
 
@@ -124,7 +126,9 @@ def test_capture_writes_a_case_of_a_real_step(hooked, tmp_path):
     from captured_tensors import load_case
 
     folder = tmp_path / "cases"
-    hooked(KDTREE_VERIFY="on", KDTREE_CAPTURE=str(folder), KDTREE_CAPTURE_LAYERS="all", KDTREE_CAPTURE_EVERY="1")
+    hooked(
+        KDTREE_VERIFY="on", KDTREE_CAPTURE=str(folder), KDTREE_CAPTURE_LAYERS="all", KDTREE_CAPTURE_EVERY="1"
+    )
     backend = tb.TritonAttnBackend(model_runner())
     extend = []
     slot = backend.verify_splitkv_fwd
@@ -142,7 +146,9 @@ def test_capture_writes_a_case_of_a_real_step(hooked, tmp_path):
 
 def unhooked_attributes(**changes):
     backend = tb.TritonAttnBackend(model_runner(**changes))
-    return {name: repr(value) for name, value in vars(backend).items() if "verify" in name or "extend" in name}
+    return {
+        name: repr(value) for name, value in vars(backend).items() if "verify" in name or "extend" in name
+    }
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def distribution(tmp_path_factory) -> Path:
     info = folder / "verify_numba_for_test-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verify-numba-for-test\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nverify_numba = sglang_glue.plugin:register\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nverify_numba = sglang_glue.plugin:register\n"
+    )
     return folder
 
 
@@ -70,7 +72,7 @@ def run(tmp_path, paths, loader, **env):
     return subprocess.run(
         [sys.executable, str(script), loader],
         env={**clean, "PYTHONPATH": path, "SGLANG_PLUGINS": "verify_numba", **env},
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -115,7 +117,9 @@ def test_sitecustomize_hooks_spawned_processes_without_a_loader(tmp_path):
 
 
 def test_both_ways_at_once_hook_once(tmp_path, distribution):
-    ran = run(tmp_path, [SITE, distribution], "loader", KDTREE_VERIFY="on", KDTREE_STATUS=str(tmp_path / "status"))
+    ran = run(
+        tmp_path, [SITE, distribution], "loader", KDTREE_VERIFY="on", KDTREE_STATUS=str(tmp_path / "status")
+    )
     assert {state["wraps"] for state in found(ran).values()} == {1}
 
 
@@ -125,5 +129,7 @@ def test_sitecustomize_is_inert_when_off_and_runs_the_one_it_hides(tmp_path):
     (hidden / "sitecustomize.py").write_text("import sys; sys.hidden_ran = True\n")
     code = "import sys; print(sys.hidden_ran, [f for f in sys.meta_path if 'glue' in type(f).__module__])"
     env = {**os.environ, "PYTHONPATH": f"{SITE}{os.pathsep}{hidden}", "KDTREE_VERIFY": "off"}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert ran.stdout.strip() == "True []", ran.stderr

@@ -9,19 +9,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt")
 
-from sglang.srt.layers.attention.triton_backend import (  # noqa: E402
+from sglang.srt.layers.attention.triton_backend import (
     ForwardMetadata,
     TritonAttnBackend,
 )
-from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool  # noqa: E402
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
-from sglang.srt.runtime_context import get_parallel  # noqa: E402
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_parallel
 
-from sglang_glue import backend as sgl  # noqa: E402
-from sglang_glue.settings import Mode  # noqa: E402
-from tests.glue.fakes import SLOTS, SM_SCALE, FakeVerifier, attend, make_call  # noqa: E402
-from tests.glue.slots import make_slot  # noqa: E402
+from sglang_glue import backend as sgl
+from sglang_glue.settings import Mode
+from tests.glue.fakes import SLOTS, SM_SCALE, FakeVerifier, attend, make_call
+from tests.glue.slots import make_slot
 
 pytestmark = pytest.mark.sglang
 
@@ -50,7 +50,9 @@ def real_backend(pool, extend=None):
     """A `TritonAttnBackend` with what `forward_extend` reads; its own `__init__` asks for a GPU."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     backend.token_to_kv_pool = pool
-    backend.req_to_token_pool = ReqToTokenPool(size=8, max_context_len=32, device="cpu", enable_memory_saver=False)
+    backend.req_to_token_pool = ReqToTokenPool(
+        size=8, max_context_len=32, device="cpu", enable_memory_saver=False
+    )
     backend.allow_bidirectional_attention_in_extend = False
     backend.enable_deterministic = False
     backend.use_mla = True

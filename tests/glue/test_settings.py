@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glue.settings import CaptureWhen, Mode, Settings, SettingsError, default_status_folder
+from sglang_glue.settings import (
+    CaptureWhen,
+    Mode,
+    Settings,
+    SettingsError,
+    default_status_folder,
+)
 
 
 def test_defaults_are_off_and_automatic():
@@ -98,7 +104,9 @@ def test_mismatch_capture_needs_validate(tmp_path):
 
 
 def test_sampling_without_a_folder_is_an_error():
-    with pytest.raises(SettingsError, match="KDTREE_CAPTURE_EVERY is set, but KDTREE_CAPTURE names no folder"):
+    with pytest.raises(
+        SettingsError, match="KDTREE_CAPTURE_EVERY is set, but KDTREE_CAPTURE names no folder"
+    ):
         Settings.from_env({"KDTREE_CAPTURE_EVERY": "5"})
 
 

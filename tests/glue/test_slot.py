@@ -9,7 +9,7 @@ from sglang_glue.settings import Mode
 from sglang_glue.slot import batch_of
 from tests.glue.fakes import FakeVerifier, attend, make_call
 from tests.glue.slots import layers, make_slot
-from verify_numba import MaskLayout
+from verify_numba import MaskLayout, Verifier
 
 
 def expected(call):
@@ -36,7 +36,14 @@ def test_validate_runs_both_and_returns_tritons_output():
 def test_the_slots_keywords_are_those_of_sglang():
     call = make_call()
     slot = make_slot(Mode.ON, calls=[call])
-    keywords = ("logit_cap", "sliding_window_size", "sinks", "window_kv_offsets", "xai_temperature_len", "max_bs")
+    keywords = (
+        "logit_cap",
+        "sliding_window_size",
+        "sinks",
+        "window_kv_offsets",
+        "xai_temperature_len",
+        "max_bs",
+    )
     assert slot(*call[:16], **{name: getattr(call, name) for name in keywords}) is True
 
 
@@ -107,7 +114,11 @@ def test_a_pool_of_no_known_layer_is_still_served():
 def test_marshaling_copies_nothing(mask_dtype):
     call = make_call(mask_dtype=mask_dtype)
     batch = batch_of(call)
-    for theirs, ours in ((call.q, batch.q), (call.k_buffer, batch.kv_pool), (call.custom_mask, batch.custom_mask)):
+    for theirs, ours in (
+        (call.q, batch.q),
+        (call.k_buffer, batch.kv_pool),
+        (call.custom_mask, batch.custom_mask),
+    ):
         assert ours is theirs
     assert batch.mask_layout is MaskLayout.FULL_MASK and batch.sm_scale == call.sm_scale
 
@@ -126,3 +137,14 @@ def test_a_failing_capture_does_not_undo_the_step():
     slot = make_slot(Mode.ON, calls=[call], capture=Broken())
     assert slot(*call) is True
     assert slot.counters.snapshot()["errors"] == {"RuntimeError": 1}
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("tree", [True, False])
+def test_the_real_kernels_agree_in_validate(tree, index_dtype):
+    call = make_call(lengths=(5, 0, 33), tree=tree, index_dtype=index_dtype)
+    slot = make_slot(Mode.VALIDATE, calls=[call], verifier=Verifier(max_bs=8, T=4, H=2, device="cpu"))
+    assert slot(*call) is True
+    snapshot = slot.counters.snapshot()
+    assert snapshot["errors"] == {} and snapshot["validate"]["eager"]["mismatches"] == 0
+    assert 0 < snapshot["validate"]["eager"]["relative_norm"] < 4e-3

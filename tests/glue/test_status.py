@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -25,7 +26,13 @@ def own_run(monkeypatch):
 
 
 def report_of(slot, **more):
-    return {"rank": "tp0", "mode": slot.mode.value, "plan": "fake plan", "counters": slot.counters.snapshot(), **more}
+    return {
+        "rank": "tp0",
+        "mode": slot.mode.value,
+        "plan": "fake plan",
+        "counters": slot.counters.snapshot(),
+        **more,
+    }
 
 
 def test_a_file_is_read_back_with_its_process_alive(tmp_path):
@@ -126,15 +133,16 @@ METRICS = """
 
 def test_metrics_join_the_multiprocess_registry(tmp_path):
     pytest.importorskip("prometheus_client")
-    import textwrap
-
     env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(METRICS)], env=env, capture_output=True, text=True)
+    code = textwrap.dedent(METRICS)
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
 
     def value(name, *labels):
-        (line,) = [x for x in lines if x.startswith(f"verify_numba:{name}{{") and all(part in x for part in labels)]
+        (line,) = [
+            x for x in lines if x.startswith(f"verify_numba:{name}{{") and all(part in x for part in labels)
+        ]
         return float(line.rpartition(" ")[2])
 
     assert value("calls_total", 'tag="eager"', 'rank="tp0"', 'mode="validate"') == 3

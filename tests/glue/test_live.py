@@ -1,0 +1,301 @@
+"""The live command without an engine: its refusals, the model folder, and what it concludes from two runs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import live, live_run, live_worker
+from harness.errors import UsageError
+from harness.live_compare import divergences
+from harness.live_model import build_model, seeded_weights
+from harness.live_prompts import churn_batches, timed_prompt
+from harness.live_report import Comparison, print_comparison
+from harness.live_run import LiveRunner, ModeRun
+from harness.live_spec import VOCABULARY, LiveSpec
+from sglang_glue.settings import Mode
+from tests.glue.fakes import FakeVerifier, make_call
+from tests.glue.slots import make_slot
+from tests.glue.test_status import report_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    live.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def spec(*arguments: str) -> LiveSpec:
+    return live.spec_of(parsed("--churn", "3", "--batch", "2", "--lengths", "100,200", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--modes", "off,sometimes"), "--modes: found 'sometimes'"),
+        (("--lengths", "1k"), "--lengths: found '1k'"),
+        (("--batch", "0"), "--batch: found 0"),
+        (("--draft-tokens", "65"), "--draft-tokens: found 65"),
+        (("--memory", "1.5"), "--memory: found 1.5"),
+        (("--set", "KDTREE_VERIFY=on"), "--set: found 'KDTREE_VERIFY'"),
+        (("--set", "KDTREE_FORM=round"), "auto, cluster, single"),
+    ],
+)
+def test_bad_options(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        live.run(parsed(*arguments))
+
+
+def test_refused_without_sglang(monkeypatch):
+    monkeypatch.setattr(live_run.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="SGLang is not installed"):
+        live.run(parsed())
+
+
+def test_refused_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(live_run.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no GPU"):
+        live.run(parsed())
+
+
+def test_a_spec_travels_as_json():
+    made = spec("--algorithm", "eagle", "--eager")
+    assert LiveSpec.from_json(made.to_json()) == made
+    assert made.T == 16 and not made.graphs and spec().T == 9
+
+
+def test_engine_options_follow_the_spec():
+    eagle = live_worker.engine_options(spec("--algorithm", "eagle", "--topk", "3"), "model")
+    assert eagle["speculative_algorithm"] == "EAGLE" and eagle["speculative_eagle_topk"] == 3
+    assert eagle["speculative_num_draft_tokens"] == 16 and not eagle["disable_cuda_graph"]
+    ngram = live_worker.engine_options(spec("--eager"), "model")
+    assert ngram["speculative_algorithm"] == "NGRAM" and ngram["disable_cuda_graph"]
+    assert ngram["context_length"] >= 2048 + 64 + 9
+
+
+def test_the_model_is_deepseek_shaped(tmp_path):
+    config = json.loads((build_model(tmp_path / "m", spec("--heads", "16")) / "config.json").read_text())
+    assert config["kv_lora_rank"] + config["qk_rope_head_dim"] == 576
+    assert (
+        config["num_attention_heads"] == 16 and config["first_k_dense_replace"] == config["num_hidden_layers"]
+    )
+
+
+def test_weights_are_seeded_and_of_unit_scale():
+    def model():
+        made = torch.nn.ModuleDict(
+            {"norm": torch.nn.LayerNorm(64), "proj": torch.nn.Linear(64, 512, bias=False)}
+        )
+        seeded_weights(made)
+        return made
+
+    first, second = model(), model()
+    assert torch.equal(first["proj"].weight, second["proj"].weight)
+    assert float(first["proj"].weight.detach().std()) == pytest.approx(1 / 8, rel=0.05)
+    assert torch.equal(first["norm"].weight.detach(), torch.ones(64))
+
+
+def test_prompts_repeat_and_are_the_same_for_every_mode():
+    batches = churn_batches(spec())
+    assert [len(batch) for batch in batches] == [1, 2, 1]
+    assert batches == churn_batches(spec())
+    prompt = timed_prompt(spec(), 500)
+    assert len(prompt) == 500 and set(prompt) < set(range(2, VOCABULARY))
+    pairs = set(itertools.pairwise(prompt))
+    assert len(pairs) <= 2 * VOCABULARY  # few followers: what n-grams match on
+
+
+def finished(label, mode, backends=(), change=None):
+    """A run whose answers are all [5, 6, 7, 8], but for one token."""
+    batches = [[[5, 6, 7, 8] for _ in batch] for batch in churn_batches(spec())]
+    if change:
+        batch, request, position, token = change
+        batches[batch][request][position] = token
+    timings = [
+        {"length": length, "steps": 4, "ms_per_step": 20.0 if mode == "off" else 2.0, "tokens": [5, 6]}
+        for length in spec().lengths
+    ]
+    return ModeRun(label, mode, {"sglang": "0", "batches": batches, "timings": timings}, list(backends))
+
+
+class FakeRunner:
+    def __init__(self, *likely):
+        self.likely = list(likely)
+        self.asked = []
+
+    def next_logprobs(self, spec, prompts):
+        assert spec.algorithm == "none"
+        self.asked += prompts
+        return self.likely
+
+
+def served(mode=Mode.ON, verifier=None, **change):
+    call = make_call()
+    slot = make_slot(mode, calls=[call], verifier=verifier)
+    slot(*call._replace(**change))
+    return report_of(slot)
+
+
+def test_equal_runs_agree_and_ask_no_engine(capsys):
+    runner = FakeRunner()
+    runs = [finished("off", "off"), finished("on", "on", [served()])]
+    comparison = Comparison.of(spec(), runs, runner, 0.1)
+    assert comparison.agrees and not runner.asked
+    print_comparison(comparison)
+    out = capsys.readouterr().out
+    assert "6 of 6 answers have the tokens of off" in out and "2.00 (10.0x)" in out
+
+
+@pytest.mark.parametrize(
+    ("likely", "agrees", "verdict"),
+    [
+        ({"7": -1.0, "9": -1.04}, True, "near tie"),
+        ({"7": -1.0, "9": -1.5}, False, "NOT a tie"),
+        ({"7": -1.0}, False, "not among the likeliest"),
+    ],
+)
+def test_a_divergence_is_explained_by_the_logit_gap(likely, agrees, verdict, capsys):
+    runner = FakeRunner(likely)
+    runs = [finished("off", "off"), finished("on", "on", [served()], change=(1, 1, 2, 9))]
+    comparison = Comparison.of(spec(), runs, runner, 0.1)
+    prompt = churn_batches(spec())[1][1]
+    assert runner.asked == [[*prompt, 5, 6]]
+    assert comparison.agrees is agrees
+    print_comparison(comparison)
+    out = capsys.readouterr().out
+    assert "batch 1 request 1, token 2: 7 or 9" in out and verdict in out
+
+
+def test_an_answer_that_ends_early_differs():
+    short = finished("on", "on")
+    short.result["batches"][0][0].pop()
+    (found,) = divergences(spec(), finished("off", "off"), short)
+    assert (found.position, found.token, found.other) == (3, 8, -1)
+
+
+@pytest.mark.parametrize(
+    ("run", "fault"),
+    [
+        (finished("on", "on"), "not live"),
+        (finished("on", "on", [served(sinks=torch.zeros(2))]), "declined"),
+        (finished("on", "on", [served(verifier=FakeVerifier(error=ValueError("x")))]), "errors"),
+        (finished("v", "validate", [served(Mode.VALIDATE, FakeVerifier(offset=1.0))]), "1 mismatches"),
+        (finished("on", "on", [{"rank": "tp0", "mode": "on", "declined": "not_mla"}]), "not taken"),
+        (finished("off-2", "off", [served()]), "left a counter file"),
+    ],
+    ids=["absent", "declined", "errors", "mismatch", "not-taken", "off-leaves-a-trace"],
+)
+def test_what_is_a_fault(run, fault):
+    comparison = Comparison.of(spec(), [finished("off", "off"), run], FakeRunner(), 0.1)
+    assert not comparison.agrees and any(fault in text for text in comparison.faults)
+    json.dumps(comparison.as_json())
+
+
+ENGINE = """
+import os
+
+__version__ = "stub"
+
+
+class Engine:
+    def __init__(self, **options):
+        self.options = options
+        if os.environ.get("STUB_FAILS"):
+            raise RuntimeError("out of memory")
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
+        batch = input_ids if isinstance(input_ids[0], list) else [input_ids]
+        on = os.environ.get("KDTREE_VERIFY") == "on"
+        answers = [
+            {
+                "output_ids": [len(prompt) % 7, 3 + on][: sampling_params["max_new_tokens"]],
+                "meta_info": {"spec_verify_ct": 5, "output_top_logprobs": [[(-1.0, 3, None), (-1.01, 4, None)]]},
+            }
+            for prompt in batch
+        ]
+        return answers if isinstance(input_ids[0], list) else answers[0]
+
+    def shutdown(self):
+        pass
+"""
+
+
+@pytest.fixture
+def stub_engine(tmp_path, monkeypatch):
+    package = tmp_path / "stub" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(ENGINE)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setattr(live, "refuse_without_engine", lambda: None)
+
+
+def test_the_whole_command_with_a_stub_engine(tmp_path, stub_engine, capsys):
+    keep, result = tmp_path / "keep", tmp_path / "out.json"
+    arguments = (
+        "--modes",
+        "off,off,on",
+        "--churn",
+        "2",
+        "--lengths",
+        "50",
+        "--keep",
+        str(keep),
+        "--json",
+        str(result),
+    )
+    assert live.run(parsed(*arguments)) == 1  # the stub loads no plug-in, which is a fault
+    found = json.loads(result.read_text())
+    assert found["faults"] == ["on: no process reported the plug-in: it is not live"]
+    assert [run["label"] for run in found["runs"]] == ["off", "off-2", "on"]
+    assert found["runs"][1]["differing"] == []
+    assert found["runs"][2]["differing"][0]["logit_gap"] == pytest.approx(0.01)
+    assert found["runs"][0]["timings"][0]["steps"] == 5
+    assert "near tie" in capsys.readouterr().out and (keep / "on.log").exists()
+
+
+def test_a_failing_engine_is_one_message_with_its_log(tmp_path, stub_engine, monkeypatch):
+    monkeypatch.setenv("STUB_FAILS", "1")
+    runner = LiveRunner(spec(), tmp_path, tmp_path, {})
+    with pytest.raises(UsageError, match="run 'off' failed") as raised:
+        runner.run("off", "off")
+    assert "out of memory" in str(raised.value)
+
+
+def test_settings_of_the_caller_do_not_leak_into_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDTREE_VERIFY", "on")
+    monkeypatch.setenv("KDTREE_CAPTURE", "/somewhere")
+    runner = LiveRunner(spec(), tmp_path, tmp_path, {"KDTREE_NSPLIT": "4"})
+    off = runner._environment({"KDTREE_VERIFY": "off"})
+    assert {k: v for k, v in off.items() if k.startswith("KDTREE_")} == {"KDTREE_VERIFY": "off"}
+    assert runner._environment({"KDTREE_VERIFY": "on"})["KDTREE_NSPLIT"] == "4"
+
+
+def test_spawned_processes_get_the_seeded_weights(tmp_path):
+    """An engine's process imports the worker as `__mp_main__`; the hook must be registered by then."""
+    package = tmp_path / "sglang" / "srt" / "plugins"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "hook_registry.py").write_text(
+        "import enum\nclass HookType(enum.Enum):\n    REPLACE = 1\n"
+        "class HookRegistry:\n    def register(target, hook, kind): print(target, hook.__name__, kind.name)\n"
+    )
+    code = "import runpy; runpy.run_module('harness.live_worker', run_name='__mp_main__')"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [
+        "sglang.srt.model_loader.loader.initialize_dummy_weights",
+        "seeded_weights",
+        "REPLACE",
+    ]
