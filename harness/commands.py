@@ -54,4 +54,10 @@ COMMANDS = (
         "harness.bench_context_command",
         "decode speed by context length against a running server",
     ),
+    Command("live", "harness.live", "run a real SGLang engine in off, validate and on, and say what differed"),
+    Command(
+        "install-check",
+        "harness.install_check",
+        "say in which processes of a server the plug-in is live, by its call counters",
+    ),
 )
