@@ -41,7 +41,8 @@ class DiffStats:
         nan_ours = (live & ~finite_ours).sum()
         mismatch = (rel >= self._threshold) | (nan_ours > 0)
         worst = torch.where(both, largest, -1).argmax()
-        prefix = (call.kv_indptr[1:] - call.kv_indptr[:-1])[worst // call.max_extend_len]
+        lengths = call.kv_indptr[1:] - call.kv_indptr[:-1]
+        prefix = lengths.index_select(0, (worst // call.max_extend_len).view(1))[0]  # [scalar] would synchronise
         one = torch.ones_like(rel)
         sums = (one, live.sum(), mismatch, sq_diff, sq_triton, nan_ours, (live & ~finite_triton).sum())
         self._accumulate(
