@@ -16,7 +16,7 @@ from rich.progress import Progress
 from harness import jsonio
 from harness.defrag_backend import TIERS, Backend, ModelBackend, ServerShape
 from harness.defrag_content import ContentError
-from harness.defrag_report import TierResult, plot, print_table
+from harness.defrag_report import TierResult, check_picture, plot, print_table
 from harness.defrag_sim import Server
 from harness.defrag_trace import Arrival, drawn, read_trace
 from harness.errors import UsageError
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     shape, settings = _shape(args), _settings(args)
     if args.json:
         jsonio.check_target(args.json)
+    if args.plot:
+        check_picture(args.plot)
     console = Console(stderr=args.json == jsonio.STDOUT)
     tiers = [args.tier] if args.tier else list(TIERS)
     results = [_simulate(tier, shape, settings, args, console) for tier in tiers]
@@ -88,6 +90,7 @@ def _shape(args: argparse.Namespace) -> ServerShape:
         ("draft", 1),
         ("block", 0),
         ("check_every", 1),
+        ("interval", 1),
     ):
         value = getattr(args, name)
         if value < least:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,15 +110,21 @@ def _bytes(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def plot(results: Sequence[TierResult], target: str) -> None:
-    """Run length over time and its distribution at the end, one colour a tier. Raises UsageError for a bad target."""
+def check_picture(target: str) -> None:
+    """Refuse a picture that cannot be drawn, before the work. Raises UsageError."""
     if Path(target).suffix != ".png":
         raise UsageError(f"--plot {target}: expected a name that ends in .png")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UsageError("--plot needs matplotlib, which is not installed") from error
+    if not Path(target).absolute().parent.is_dir():
+        raise UsageError(f"--plot {target}: the folder {Path(target).parent} does not exist")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot: needs the package matplotlib, which is not installed")
+
+
+def plot(results: Sequence[TierResult], target: str) -> None:
+    """Run length over time, and in the second half its distribution over tokens; one colour a tier."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     over_time, spread = figure.subplots(1, 2)

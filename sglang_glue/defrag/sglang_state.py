@@ -99,10 +99,11 @@ def site_of(scheduler: Any) -> Site:
         raise Unsupported(f"disaggregation mode {mode}: transfers name slots")
     if getattr(getattr(scheduler, "ps", None), "pp_size", 1) > 1:
         raise Unsupported("pipeline parallelism: several batches are in flight")
-    pools = (scheduler.token_to_kv_pool_allocator.get_kvcache(), *_draft_pools(scheduler))
-    site = Site(
-        scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool, scheduler.tree_cache, pools
-    )
+    allocator = scheduler.token_to_kv_pool_allocator
+    pools = {
+        id(p): p for p in (allocator.get_kvcache(), *_draft_pools(scheduler))
+    }  # a draft may share its model's
+    site = Site(allocator, scheduler.req_to_token_pool, scheduler.tree_cache, tuple(pools.values()))
     site.check()
     return site
 
