@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.peers.base import Contender, Peer, PeerRefused
 from harness.peers.flashinfer_mla import FlashInfer
 from harness.peers.flashmla import FlashMLA
-from harness.peers.sglang_chain import SGLangChain
+from harness.peers.sglang_chain import SGLangSharedKV, SGLangSplitKV
 from harness.peers.sglang_triton import SGLangTriton
 from harness.peers.torch_dense import TorchDense
 
@@ -21,8 +21,8 @@ PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         SGLangTriton(),
-        SGLangChain("sglang-splitkv", "verify_splitkv", "verify_splitkv_fwd"),
-        SGLangChain("sglang-sharedkv", "verify_mla", "verify_shared_kv_fwd"),
+        SGLangSplitKV(),
+        SGLangSharedKV(),
         FlashInfer("fa2"),
         FlashInfer("fa3"),
         FlashMLA(),

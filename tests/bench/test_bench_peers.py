@@ -86,8 +86,7 @@ def test_sglang_triton_arguments(monkeypatch):
     assert assert_every_set_is_right(PEERS["sglang-triton"], small_work()).mask == "tree"
 
 
-@pytest.mark.parametrize("name", ["sglang-splitkv", "sglang-sharedkv"])
-def test_sglang_chain_kernels_are_held_to_a_chain(monkeypatch, name):
+def test_sglang_chain_kernel_is_held_to_a_chain(monkeypatch):
     def kernel(q, k, v, o, *rest, max_bs):
         mask, T = torch.ones(4, 4, dtype=torch.bool).tril(), 4
         flat = torch.cat(
@@ -97,17 +96,24 @@ def test_sglang_chain_kernels_are_held_to_a_chain(monkeypatch, name):
         return max_bs == 3
 
     module = ModuleType("verify")
-    module.verify_splitkv_fwd = module.verify_shared_kv_fwd = kernel
+    module.verify_shared_kv_fwd = kernel
     monkeypatch.setattr("harness.peers.sglang_chain.load_kernel_module", lambda name: module)
-    assert assert_every_set_is_right(PEERS[name], small_work()).mask == "chain"
+    assert assert_every_set_is_right(PEERS["sglang-sharedkv"], small_work()).mask == "chain"
 
 
 def test_a_kernel_that_returns_false_has_refused(monkeypatch):
     module = ModuleType("verify")
-    module.verify_splitkv_fwd = lambda *args, **extra: False
+    module.verify_shared_kv_fwd = lambda *args, **extra: False
     monkeypatch.setattr("harness.peers.sglang_chain.load_kernel_module", lambda name: module)
     with pytest.raises(PeerRefused, match="hands this shape back"):
-        PEERS["sglang-splitkv"].prepare(small_work()).calls[0]()
+        PEERS["sglang-sharedkv"].prepare(small_work()).calls[0]()
+
+
+def test_the_kernel_that_faults_on_mla_is_named_and_not_called(monkeypatch):
+    monkeypatch.setattr("harness.peers.sglang_chain.kernel_missing", lambda module, device: None)
+    assert "faults" in PEERS["sglang-splitkv"].available(torch.device("cuda:0"))
+    with pytest.raises(PeerRefused):
+        PEERS["sglang-splitkv"].prepare(small_work())
 
 
 class PagedWrapper:
