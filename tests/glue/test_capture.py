@@ -33,7 +33,7 @@ def batch_for(call):
     free = sorted(set(range(1, call.k_buffer.shape[0])) - set(call.kv_indices.tolist()))
     loc = torch.tensor(free[: call.q.shape[0]])
     call.k_buffer[loc] = call.k
-    lengths = (call.kv_indptr[1:] - call.kv_indptr[:-1]).long()
+    lengths = (call.kv_indptr[1:] - call.kv_indptr[:-1]).long().cpu()
     positions = lengths.repeat_interleave(call.max_extend_len) + torch.arange(call.max_extend_len).repeat(
         call.bs
     )
