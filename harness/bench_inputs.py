@@ -2,6 +2,9 @@
 
 Calls walk over the sets in turn. With COLD_BYTES of rows between two visits to the same set, every latent row is
 cold when it is read, as it is in a server where sixty layers lie between two visits.
+
+Set i is set 0 moved by i * shift slots, so that a kernel which fixes its slots beforehand can walk over the sets by
+moving the pool's address. No row of one set lies beside a row of another: what a copy fetches ahead is never used.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.bench_shapes import CONTIGUOUS, SCATTERED, BenchShape
+from harness.bench_shapes import CONTIGUOUS, BenchShape
 from harness.errors import UsageError
 from verify_numba.dims import D_QK, ROW_BYTES
 
@@ -28,6 +31,8 @@ POOL_SHARE = 0.6
 """Largest share of the free memory that the pool may take."""
 SM_SCALE = 1 / math.sqrt(192)
 FILL_ROWS = 1 << 18
+GAP = 2
+"""Of so many runs of slots one belongs to a set; the others keep the sets apart."""
 
 Requests = list[Tensor]
 """One int64 tensor a request: the slots of its prefix tokens, then of its T draft tokens."""
@@ -47,7 +52,7 @@ class Coldness:
 
 def pool_slots(shapes: Sequence[BenchShape], cold: Coldness, least: int) -> int:
     """Slots that hold every shape's sets, in whole pages, and at least `least`."""
-    return _whole_pages(max(least, *(cold.sets(s) * _paged_rows(s) for s in shapes)))
+    return _whole_pages(max(least, *(GAP * cold.sets(s) * (_paged_rows(s) + s.run_length) for s in shapes)))
 
 
 def make_pool(slots: int, device: torch.device, seed: int) -> Tensor:
@@ -88,6 +93,12 @@ class Workload:
         self.sets = self._slot_sets()
         for requests in self.sets:
             pool[torch.cat([slots[-shape.T :] for slots in requests])] = self.k
+
+    @property
+    def shift(self) -> int:
+        """Slots from one set to the next."""
+        run = self.shape.run_length
+        return _paged_rows(self.shape) if run == CONTIGUOUS else GAP * run
 
     @property
     def cold_bytes(self) -> int:
@@ -137,21 +148,19 @@ class Workload:
         ]
 
     def _slot_sets(self) -> list[Requests]:
-        shape = self.shape
-        sizes = [_whole_pages(length + shape.T) for length in shape.lengths]
-        order = self._slot_order(self.n_sets * sum(sizes))
-        sets = _cut(order, sizes, self.n_sets)
-        lengths = shape.lengths
-        return [[s[: n + shape.T] for s, n in zip(requests, lengths, strict=True)] for requests in sets]
+        lengths, T = self.shape.lengths, self.shape.T
+        sizes = [_whole_pages(length + T) for length in lengths]
+        whole = self._first_slots(sum(sizes)).split(sizes)
+        first = [slots[: length + T] for slots, length in zip(whole, lengths, strict=True)]
+        return [[slots + index * self.shift for slots in first] for index in range(self.n_sets)]
 
-    def _slot_order(self, needed: int) -> Tensor:
-        """`needed` distinct slots in the order in which tokens take them."""
+    def _first_slots(self, needed: int) -> Tensor:
+        """`needed` distinct slots of set 0, in the order in which tokens take them."""
         run = self.shape.run_length
         if run == CONTIGUOUS:
             return torch.arange(needed, device=self.device)
-        if run == SCATTERED:
-            return self._permutation(self.pool.shape[0])[:needed].contiguous()
-        starts = self._permutation(self.pool.shape[0] // run)[: -(-needed // run)] * run
+        stride = self.n_sets * self.shift
+        starts = self._permutation(self.pool.shape[0] // stride)[: -(-needed // run)] * stride
         return (starts[:, None] + torch.arange(run, device=self.device)).flatten()[:needed]
 
     def _permutation(self, n: int) -> Tensor:

@@ -34,10 +34,9 @@ class FlashInfer:
         mla: Any = importlib.import_module("flashinfer.mla")
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=work.device)
         wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=self._backend)
-        indices = [torch.cat(requests).int() for requests in work.sets]
-        _plan(wrapper, work, indices[0])
+        _plan(wrapper, work, torch.cat(work.sets[0]).int())
         out = torch.empty(*work.q.shape[:2], D_V, dtype=work.q.dtype, device=work.device)
-        calls = [_Call(wrapper, work, slots, out) for slots in indices]
+        calls = [_Call(wrapper, work, work.pool[index * work.shift :], out) for index in range(work.n_sets)]
         return Contender(self.name, calls, Output(out), OPEN, note="no mask")
 
     def _wrong_gpu(self, device: torch.device) -> str | None:
@@ -48,20 +47,14 @@ class FlashInfer:
 
 
 class _Call:
-    """The plan depends on lengths alone, so that all sets share it; which slots are read is the wrapper's buffer.
+    """Slots are fixed when the wrapper plans: a later slot set is the same slots in a pool that starts later."""
 
-    The wrapper has no public way to swap that buffer without planning again. A release that renames it fails the
-    check of the last slot set.
-    """
-
-    def __init__(self, wrapper: Any, work: Workload, slots: Tensor, out: Tensor) -> None:
-        self._wrapper, self._slots, self._out = wrapper, slots, out
-        self._queries = work.q[..., :D_V], work.q[..., D_V:]
-        self._rows = work.pool[..., :D_V], work.pool[..., D_V:]
+    def __init__(self, wrapper: Any, work: Workload, pool: Tensor, out: Tensor) -> None:
+        self._wrapper, self._out = wrapper, out
+        self._inputs = work.q[..., :D_V], work.q[..., D_V:], pool[..., :D_V], pool[..., D_V:]
 
     def __call__(self) -> None:
-        self._wrapper._kv_indices_buf = self._slots
-        self._wrapper.run(*self._queries, *self._rows, out=self._out)
+        self._wrapper.run(*self._inputs, out=self._out)
 
 
 def _plan(wrapper: Any, work: Workload, indices: Tensor) -> None:

@@ -38,9 +38,31 @@ def test_contiguous_requests_start_on_a_page():
             assert (slots.diff() == 1).all()
 
 
-def test_scattered_slots_have_hardly_any_neighbours():
-    slots = make_work(SCATTERED, lengths=(500,)).sets[0][0]
-    assert int((slots.diff() == 1).sum()) < 20
+@pytest.mark.parametrize("run_length", [SCATTERED, 4])
+def test_rows_of_different_sets_are_never_neighbours(run_length):
+    work = make_work(run_length)
+    owner = torch.full((work.pool.shape[0],), -1)
+    for index, requests in enumerate(work.sets):
+        owner[torch.cat(requests)] = index
+    pairs = torch.stack([owner[:-1], owner[1:]])
+    both = (pairs >= 0).all(dim=0)
+    assert (pairs[0, both] == pairs[1, both]).all()
+
+
+def test_scattered_slots_spread_over_the_pool():
+    work = make_work(SCATTERED, lengths=(500,))
+    slots = work.sets[0][0]
+    assert int((slots.diff() == 1).sum()) == 0
+    assert int(slots.max()) - int(slots.min()) > 0.9 * work.pool.shape[0]
+    assert int((slots.diff() < 0).sum()) > 100  # not sorted
+
+
+@pytest.mark.parametrize("run_length", [SCATTERED, 16, CONTIGUOUS])
+def test_each_set_is_the_first_one_moved(run_length):
+    work = make_work(run_length)
+    for index, requests in enumerate(work.sets):
+        for moved, slots in zip(requests, work.sets[0], strict=True):
+            assert torch.equal(moved, slots + index * work.shift)
 
 
 def test_draft_rows_are_in_the_pool_of_every_set():
