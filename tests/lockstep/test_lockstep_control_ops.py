@@ -22,7 +22,12 @@ lengths = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 40)), min_size=1
 
 
 def make_batch(
-    memory: GlobalMemory, drafts: list[int], prefix: list[int], *, parts: int = PREFIX | TAIL, min_tiles: int = 1
+    memory: GlobalMemory,
+    drafts: list[int],
+    prefix: list[int],
+    *,
+    parts: int = PREFIX | TAIL,
+    min_tiles: int = 1,
 ) -> Batch:
     qo, kv = (np.cumsum([0, *lengths]).astype(np.int32) for lengths in (drafts, prefix))
     addresses = memory.add("qo_indptr", qo), memory.add("kv_indptr", kv)
@@ -54,7 +59,7 @@ def test_load_index_reads_either_width(dtype: type, wide: int) -> None:
 def test_shares_divide_the_line_of_tiles(
     requests: list[tuple[int, int]], parts: int, workers: int, min_tiles: int
 ) -> None:
-    prefix, drafts = ([list(x) for x in zip(*requests, strict=True)])
+    prefix, drafts = [list(x) for x in zip(*requests, strict=True)]
     memory = GlobalMemory()
     batch = make_batch(memory, drafts, prefix, parts=parts, min_tiles=min_tiles)
 
@@ -131,7 +136,7 @@ def test_copy_rows_brings_each_block_its_columns(form: Geometry) -> None:
 
     def body(ops: object) -> None:
         g, rank = form, current().block.x
-        current().block.init_mbarrier(g.shared.full + 8, 1 if g.cluster == 2 else 32, "full[1]")
+        current().block.init_mbarrier(g.shared.full + 8, 1 if g.bulk else 32, "full[1]")
         ops.copy_rows(
             g.shared.stage + g.stage_bytes, g.shared.full + 8, address, pool.strides[0], slots, 1, rank
         )  # fmt: skip

@@ -24,10 +24,22 @@ BAR = 64
 
 
 def launch(
-    kernel: Callable[[Warp], None], *, warps: int = 2, cluster: int = 1, blocks: int | None = None, **options: Any
+    kernel: Callable[[Warp], None],
+    *,
+    warps: int = 2,
+    cluster: int = 1,
+    blocks: int | None = None,
+    **options: Any,
 ) -> None:
     run_kernel(
-        lambda: kernel(current()), (blocks or cluster, 1), cluster, warps, 128, (), memory=GlobalMemory(), **options
+        lambda: kernel(current()),
+        (blocks or cluster, 1),
+        cluster,
+        warps,
+        128,
+        (),
+        memory=GlobalMemory(),
+        **options,
     )
 
 
@@ -219,7 +231,9 @@ def test_a_copy_that_nobody_waits_for_is_an_error() -> None:
         copy(warp)
 
     launch(kernel, warps=1)
-    with pytest.raises(ProtocolError, match="the last of its block, exited while the copy for bar .* is in flight"):
+    with pytest.raises(
+        ProtocolError, match="the last of its block, exited while the copy for bar .* is in flight"
+    ):
         launch(kernel, warps=1, adversarial=True)
 
 
@@ -323,7 +337,9 @@ class TestRaces:
                 warp.read(28, np.int32, (1,))
             warp.sync(warp.block.all_warps)
 
-        with pytest.raises(RaceError, match=r"warp 1 .* reads shared byte 28, which warp 0 of block \(0, 0\) wrote"):
+        with pytest.raises(
+            RaceError, match=r"warp 1 .* reads shared byte 28, which warp 0 of block \(0, 0\) wrote"
+        ):
             launch(kernel, check_races=True)
 
     def test_a_write_over_what_another_warp_reads(self) -> None:
@@ -333,7 +349,9 @@ class TestRaces:
             else:
                 warp.write(0, np.int32, (4,))
 
-        with pytest.raises(RaceError, match=r"warp 1 .* writes shared byte 0, which warp 0 of block \(0, 0\) read"):
+        with pytest.raises(
+            RaceError, match=r"warp 1 .* writes shared byte 0, which warp 0 of block \(0, 0\) read"
+        ):
             launch(kernel, check_races=True)
 
     def test_neighbouring_words_do_not_race(self) -> None:

@@ -48,7 +48,8 @@ def put_stage(g: Geometry, rows: Array) -> None:
 
 def test_bf16_bits_there_and_back() -> None:
     bits = np.arange(1 << 16).astype(np.uint16)
-    back = narrow(widen(bits))
+    with np.errstate(invalid="ignore"):
+        back = narrow(widen(bits))
     number = ~np.isnan(widen(bits))
     assert np.array_equal(back[number], bits[number])
     assert np.isnan(widen(back[~number])).all()
@@ -162,7 +163,9 @@ class TestMasks:
                     scores = floats(7, TILE, 16)
                     scores[3] = np.nan
                     found = keep_visible(scores, address, stride, QLEN_ONLY, my_row, H, T, token0)
-                    assert np.array_equal(found, self.expected(scores, mask, my_row, H, token0), equal_nan=True)
+                    assert np.array_equal(
+                        found, self.expected(scores, mask, my_row, H, token0), equal_nan=True
+                    )
 
         inside(ODD, body, memory=memory)
 
@@ -198,7 +201,9 @@ class TestSoftmax:
         assert np.isnan(d[2, 0])
         assert d[2, 1] == -2
 
-    @pytest.mark.parametrize(("value", "expected"), [(8, 0), (8.001, 1), (np.nan, 0), (-np.inf, 0), (np.inf, 1)])
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(8, 0), (8.001, 1), (np.nan, 0), (-np.inf, 0), (np.inf, 1)]
+    )
     def test_exceeds_beyond_eight(self, value: float, expected: int) -> None:
         d = np.zeros((TILE, 8), np.float32)
         d[3, 5] = value
@@ -286,7 +291,10 @@ class TestValues:
             put_stage(g, rows)
             put(at.weights, p.view(np.uint16))
             put(at.grew, grew)
-            put(at.alpha, np.where(np.repeat(grew, g.tiles_per_score_warp * 8)[: g.rows], alpha, np.nan).astype("f4"))
+            put(
+                at.alpha,
+                np.where(np.repeat(grew, g.tiles_per_score_warp * 8)[: g.rows], alpha, np.nan).astype("f4"),
+            )
             for me in range(8):
                 exact = o + weights @ rows[:, width * me : width * (me + 1)].astype(np.float64)
                 assert np.allclose(ops.accumulate(o, at.stage, at.weights, me), exact, rtol=1e-5, atol=1e-5)
@@ -335,7 +343,7 @@ class TestMerge:
         assert not part.s[4]
         rows = np.arange(8) != 4
         assert np.allclose((part.o / np.where(part.s == 0, 1, part.s)[:, None])[rows], exact[rows], atol=1e-6)
-        assert np.allclose((part.m + np.log2(part.s, where=rows))[rows] * np.log(2), exact_lse[rows], atol=1e-6)
+        assert np.allclose((part.m[rows] + np.log2(part.s[rows])) * np.log(2), exact_lse[rows], atol=1e-6)
 
     def test_a_nan_part_shows(self) -> None:
         lse = np.zeros((3, 8), np.float32)

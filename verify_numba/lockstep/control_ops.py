@@ -34,8 +34,14 @@ def load_indices(memory: GlobalMemory, ptr: int, count: int, wide: int) -> NDArr
 
 
 def _tiles(batch: Batch) -> NDArray[np.int64]:
-    """[bs] key tiles of each request; the same sum as `request` in kernels/work.py."""
-    memory = current().memory
+    """[bs] key tiles of each request, the same sum as `request` in kernels/work.py; taken once a launch."""
+    known = current().cluster.dispatch.known
+    if batch not in known:
+        known[batch] = _count_tiles(batch, current().memory)
+    return known[batch]
+
+
+def _count_tiles(batch: Batch, memory: GlobalMemory) -> NDArray[np.int64]:
     T = np.diff(load_indices(memory, batch.qo_indptr, batch.bs + 1, batch.widths & QO_WIDE))
     tiles = np.zeros_like(T)
     if batch.parts & PREFIX:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Dispatch:
     warps: int
     shared_bytes: int
     memory: GlobalMemory
+    known: dict[Any, Any] = field(default_factory=dict)
+    """What operations derived from memory that no kernel writes."""
 
 
 @dataclass(frozen=True)

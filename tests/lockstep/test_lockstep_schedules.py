@@ -1,0 +1,161 @@
+"""No order of the warps and no delay of a copy changes a bit; and a wait that is missing does not stay unnoticed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.cases import make_batch
+from tests.lockstep.support import BY_NAME, Change, Result, run
+from verify_numba.geometry import EXCHANGE_BUFFERS, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.lockstep import LockstepError, ProtocolError, RaceError
+from verify_numba.lockstep.machine import Block, current
+
+CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
+FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
+BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=8)
+"""More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap."""
+SEEDS = 6
+WAITS = [
+    ("full", "score"),
+    ("empty", "copy"),
+    ("weights_full", "value"),
+    ("weights_empty", "score"),
+    ("inverse_full", "value"),
+    ("inverse_empty", "score"),
+    ("exchange_full", "score"),
+]
+"""Rings of barriers and who waits there. The value warps' wait for `full` is left out: `weights_full` implies it."""
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[Geometry, Result]:
+    return {g: run(BATCH, g, workers=1) for g in (CLUSTER, SINGLE)}
+
+
+@FORMS
+@pytest.mark.parametrize("adversarial", [False, True])
+def test_every_schedule_gives_the_same_bits(
+    g: Geometry, adversarial: bool, clean: dict[Geometry, Result]
+) -> None:
+    for seed in range(SEEDS):
+        assert run(BATCH, g, workers=1, seed=seed, adversarial=adversarial).same_bits(clean[g]), seed
+
+
+@FORMS
+def test_copies_that_land_as_late_as_they_may(g: Geometry, clean: dict[Geometry, Result]) -> None:
+    assert run(BATCH, g, workers=1, adversarial=True).same_bits(clean[g])
+
+
+@FORMS
+def test_several_workers_in_any_order(g: Geometry) -> None:
+    expected = run(BATCH, g, workers=4)
+    for seed in range(2):
+        assert run(BATCH, g, workers=4, seed=seed, adversarial=True, check_races=True).same_bits(expected), (
+            seed
+        )
+
+
+def role_of(g: Geometry, warp: int) -> str:
+    if warp < VALUE_WARPS:
+        return "value"
+    return "copy" if warp >= g.first_copy_warp else "score"
+
+
+def without_wait(g: Geometry, ring: str, role: str) -> Change:
+    """Takes one role's waits for one ring of barriers away."""
+    lengths = {"exchange_full": EXCHANGE_BUFFERS * g.score_warps, "full": g.stages, "empty": g.stages}
+    length = 1 if ring.startswith("inverse") else lengths.get(ring, WEIGHT_BUFFERS)
+    bars = range(getattr(g.shared, ring), getattr(g.shared, ring) + 8 * length, 8)
+
+    def change(ops: SimpleNamespace) -> None:
+        wait = ops.wait
+
+        def careless(bar: int, parity: int) -> None:
+            if bar not in bars or role_of(g, current().index) != role:
+                wait(bar, parity)
+
+        ops.wait = ops.wait_cluster = careless
+
+    return change
+
+
+def is_noticed(g: Geometry, change: Change, expected: Result, seed: int) -> bool:
+    """Whether an adversarial run ends with an error or another result."""
+    try:
+        return not run(BATCH, g, workers=1, seed=seed, adversarial=True, change=change).same_bits(expected)
+    except LockstepError:
+        return True
+
+
+@FORMS
+@pytest.mark.parametrize(("ring", "role"), WAITS, ids=[f"{role}-{ring}" for ring, role in WAITS])
+def test_a_missing_wait_is_noticed(g: Geometry, ring: str, role: str, clean: dict[Geometry, Result]) -> None:
+    if ring == "exchange_full" and g.cluster == 1:
+        pytest.skip("the single form exchanges nothing")
+    change = without_wait(g, ring, role)
+    assert any(is_noticed(g, change, clean[g], seed) for seed in range(2 * SEEDS))
+    with pytest.raises(LockstepError):  # by its first run, whatever its result
+        run(BATCH, g, workers=1, check_races=True, change=change)
+
+
+@FORMS
+def test_cleaning_values_before_all_have_scored_is_a_race(
+    g: Geometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = Block.named_barrier
+    monkeypatch.setattr(Block, "named_barrier", lambda block, name, warps: named(block, str(current()), 1))
+    with pytest.raises(RaceError):
+        run(BATCH, g, workers=1, check_races=True)
+
+
+@FORMS
+def test_a_start_without_waiting_for_the_barriers_is_noticed(g: Geometry) -> None:
+    def change(ops: SimpleNamespace) -> None:
+        ops.await_start = ops.announce
+
+    with pytest.raises(ProtocolError, match="no mbarrier was set up"):
+        for seed in range(SEEDS):
+            run(BATCH, g, workers=1, seed=seed, change=change)
+
+
+@FORMS
+def test_a_copy_of_too_few_bytes_is_noticed(g: Geometry) -> None:
+    """The barrier of a stage must count what is copied."""
+
+    def change(ops: SimpleNamespace) -> None:
+        copy_rows = ops.copy_rows
+
+        def short(stage: int, full: int, *rest: object) -> None:
+            if g.cluster == 2:
+                current().block.mbarrier(full).expect(16)
+            else:
+                current().block.mbarrier(full).count += 1
+            copy_rows(stage, full, *rest)
+
+        ops.copy_rows = short
+
+    with pytest.raises(LockstepError, match="no warp can run|pending"):
+        run(BATCH, g, workers=1, change=change)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    orders: list[list[str]] = []
+    for _ in range(2):
+        order: list[str] = []
+
+        def change(ops: SimpleNamespace, order: list[str] = order) -> None:
+            arrive = ops.arrive
+
+            def logged(bar: int) -> None:
+                order.append(str(current()))
+                arrive(bar)
+
+            ops.arrive = logged
+
+        run(BATCH, CLUSTER, workers=2, seed=5, adversarial=True, change=change)
+        orders.append(order)
+    assert orders[0] == orders[1]
+    assert len(np.unique(orders[0])) > VALUE_WARPS
