@@ -26,6 +26,8 @@ from sglang_glue.defrag.reserve import DEFAULT_BLOCK
 from sglang_glue.defrag.snapshot import OwnershipError
 
 MIB = 1 << 20
+SAMPLES = 400
+"""Points in time at which run lengths are taken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,11 +150,12 @@ def _simulate(
     try:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task(f"tier {tier}", total=args.steps)
-            while backend.calls < args.steps and not server.done:
+            every = max(1, args.steps // SAMPLES)
+            while server.totals.steps < args.steps and not server.done:
                 server.step()
-                if server.totals.steps % 50 == 0:
+                if server.totals.steps % every == 0:
                     server.sample()
-                    progress.update(task, completed=backend.calls)
+                    progress.update(task, completed=server.totals.steps)
                 if server.totals.steps % args.check_every == 0:
                     server.check()
             server.sample()

@@ -74,12 +74,13 @@ def print_table(results: Sequence[TierResult], console: Console) -> None:
         "relocations",
         "moved",
         "longest pause",
+        "planning",
         "retracted",
     ):
         table.add_column(name, justify="left" if name == "tier" else "right")
     for r in results:
+        pause = _bytes(r.totals.longest_pause_rows * r.slot_bytes)
         plan_ms = 1e3 * r.totals.planning_seconds / max(r.totals.relocations, 1)
-        pause = f"{_bytes(r.totals.longest_pause_rows * r.slot_bytes)} + {plan_ms:.1f} ms plan"
         table.add_row(
             r.tier,
             f"{r.mean('live', 'mean'):.1f}",
@@ -88,6 +89,7 @@ def print_table(results: Sequence[TierResult], console: Console) -> None:
             str(r.totals.relocations),
             _bytes(r.bytes_moved),
             pause if r.totals.relocations else "-",
+            f"{plan_ms:.1f} ms" if r.totals.relocations else "-",
             str(r.totals.retracted),
         )
     console.print(table)

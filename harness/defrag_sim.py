@@ -53,6 +53,7 @@ class Totals:
     rows_moved: int = 0
     longest_pause_rows: int = 0
     planning_seconds: float = 0.0
+    longest_planning_seconds: float = 0.0
 
 
 @dataclass
@@ -227,9 +228,12 @@ class Server:
         began = time.perf_counter()
         snapshot = self.backend.snapshot([j.req for j in self.live])
         plan = self.controller.decide(step, snapshot)
-        self.totals.planning_seconds += time.perf_counter() - began
-        if plan is not None:
-            self._carry_out(snapshot, plan)
+        if plan is None:
+            return
+        took = time.perf_counter() - began
+        self.totals.planning_seconds += took
+        self.totals.longest_planning_seconds = max(self.totals.longest_planning_seconds, took)
+        self._carry_out(snapshot, plan)
 
     def _carry_out(self, snapshot: Snapshot, plan: Plan) -> None:
         self.backend.relocate(snapshot, plan, [j.req for j in self.live], [j.req for j in self.waiting])

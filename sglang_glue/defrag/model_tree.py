@@ -65,6 +65,7 @@ class RadixTree:
         self.bigram = bigram
         self._clock = count(1)
         self.root = Node(NONE, NONE, None, next(self._clock), lock_ref=1)
+        self._leaves: dict[int, Node] = {}
         self.evictable_size = 0
         self.protected_size = 0
 
@@ -111,7 +112,10 @@ class RadixTree:
             if shared < node.key.size:
                 node = self._split(node, shared)
         if key.size:
-            node.children[int(key[0])] = Node(key, value.copy(), node, next(self._clock))
+            leaf = Node(key, value.copy(), node, next(self._clock))
+            node.children[int(key[0])] = leaf
+            self._leaves.pop(id(node), None)
+            self._leaves[id(leaf)] = leaf
             self.evictable_size += key.size
         return known
 
@@ -127,19 +131,22 @@ class RadixTree:
 
     def evict(self, tokens: int) -> int:
         """Free at least ``tokens`` slots of the oldest unlocked leaves if there are as many; returns how many."""
-        heap = [(n.age, i, n) for i, n in enumerate(self.nodes()) if not n.children and n.lock_ref == 0]
+        heap = [(n.age, n) for n in self._leaves.values() if n.lock_ref == 0]  # ages are distinct
         heapq.heapify(heap)
-        serial, evicted = count(len(heap) + (1 << 32)), 0
+        evicted = 0
         while evicted < tokens and heap:
-            _, _, node = heapq.heappop(heap)
+            _, node = heapq.heappop(heap)
             parent = node.parent
             assert parent is not None
             self.allocator.free(node.value)
             evicted += node.key.size
             del parent.children[int(node.key[0])]
+            del self._leaves[id(node)]
             self.evictable_size -= node.key.size
-            if not parent.children and parent.lock_ref == 0:
-                heapq.heappush(heap, (parent.age, next(serial), parent))
+            if not parent.children and parent is not self.root:
+                self._leaves[id(parent)] = parent
+                if parent.lock_ref == 0:
+                    heapq.heappush(heap, (parent.age, parent))
         return evicted
 
     def _split(self, child: Node, at: int) -> Node:

@@ -28,7 +28,10 @@ def test_all_tiers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run("--json", str(target), "--block", "0", "--low", "64", "--high", "128") == 0
     result = json.loads(target.read_text())
     assert [t["tier"] for t in result["tiers"]] == ["off", "sort", "relocate"]
-    assert all(t["broken"] is None and t["allocator_calls"] >= 400 for t in result["tiers"])
+    assert all(
+        t["broken"] is None and t["allocator_calls"] > 300 and t["totals"]["steps"] == 400
+        for t in result["tiers"]
+    )
     off, _, relocate = result["tiers"]
     assert off["bytes_moved"] == 0 < relocate["bytes_moved"]
     assert relocate["bytes_moved"] == relocate["totals"]["rows_moved"] * 61 * 1152
@@ -38,10 +41,11 @@ def test_all_tiers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_same_seed_gives_the_same_result(tmp_path: Path) -> None:
     results = []
-    for name in ("a", "b"):
-        run("--tier", "relocate", "--seed", "4", "--json", str(tmp_path / name))
-        tier = json.loads((tmp_path / name).read_text())["tiers"][0]
-        tier["totals"].pop("planning_seconds")
+    for target in ("a", "b"):
+        run("--tier", "relocate", "--seed", "4", "--json", str(tmp_path / target))
+        tier = json.loads((tmp_path / target).read_text())["tiers"][0]
+        for name in ("planning_seconds", "longest_planning_seconds"):
+            tier["totals"].pop(name)
         results.append((tier["totals"], tier["samples"]))
     assert results[0] == results[1]
 
