@@ -20,14 +20,11 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-EXCHANGE_BUFFERS = 4
-"""Tiles of partial scores in flight between the two blocks of a cluster.
+EXCHANGE_BUFFERS = 2
+"""Tiles of partial scores in flight between score warps.
 
-A score warp sends tile i + 1 before it receives tile i. When it sends tile m it has received tile m - 2, so the partner
-has sent m - 2 and, before that, received m - 4: that buffer is free. Four are enough without any credit."""
-KEPT_BUFFERS = 2
-"""Tiles of a block's own partial scores: shared memory holds them until the partner's half is there, since registers are
-full of queries and of the next tile's sums."""
+Every score warp owns at least one row tile, and sends its part of tile i + 1 only after it has received tile i. So when
+it sends tile i + 1, all that share its rows have sent tile i and, before that, read tile i - 1, whose buffer it uses."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between score warps and value warps."""
 COLUMN_GROUP = 32
@@ -41,9 +38,15 @@ class Geometry:
     cluster: int
     n_tiles: int
     stages: int
+    group_tiles: int = 3
+    """n8 tiles of query rows that one score warp multiplies."""
+    k_groups: int = 2
+    """Score warps that share the columns of one group of row tiles: their queries must fit in registers. Each of them
+    adds up the parts of the tiles that it owns, and takes these through the softmax."""
     copy_warps: int = 2
     bulk: bool = False
-    score_chains: int = 4
+    chains: int = 1
+    """Independent sums a row tile, so that an mma need not wait for the one before."""
 
     @property
     def name(self) -> str:
@@ -67,13 +70,23 @@ class Geometry:
         return D_QK // self.cluster // MMA_K
 
     @property
-    def tiles_per_score_warp(self) -> int:
-        """n8 tiles whose queries fit one warp's registers: 36 a tile in the cluster form, 72 in the single form."""
-        return 2 if self.cluster == 2 and self.n_tiles > 1 else 1
+    def score_warps(self) -> int:
+        return self.n_tiles // self.group_tiles * self.k_groups
 
     @property
-    def score_warps(self) -> int:
-        return -(-self.n_tiles // self.tiles_per_score_warp)
+    def warp_k_steps(self) -> int:
+        """k-steps of mma that one score warp does a tile."""
+        return self.k_steps // self.k_groups
+
+    @property
+    def owned_tiles(self) -> int:
+        """Row tiles that a score warp owns at most: with 3 tiles for 2 warps, the first owns two, the second one."""
+        return -(-self.group_tiles // self.k_groups)
+
+    @property
+    def exchange_slots(self) -> int:
+        """Parts of a row tile that its owner receives: from the other warps of its group, here and in the partner."""
+        return self.k_groups - 1 + (self.k_groups if self.cluster == 2 else 0)
 
     @property
     def first_copy_warp(self) -> int:
@@ -110,8 +123,8 @@ class Geometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """One tile of float32 partial scores, [n_tiles, 32 lanes, 4]."""
-        return self.n_tiles * TILE * MMA_N * 4
+        """One tile of float32 partial scores, [exchange_slots, n_tiles, 32 lanes, 4]."""
+        return self.exchange_slots * self.n_tiles * TILE * MMA_N * 4
 
     @cached_property
     def shared(self) -> SharedMap:
@@ -124,17 +137,18 @@ class SharedMap:
 
     stage: int
     exchange: int
-    kept: int
     weights: int
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
     grew: int
     """[WEIGHT_BUFFERS, 8] int32, one a score warp: whether its alpha differs from one."""
     maxima: int
-    """[score_warps, 8 * tiles_per_score_warp] float32: the running maxima, in base 2. In shared memory because a score
+    """[score_warps, 8 * owned_tiles] float32: the running maxima, in base 2. In shared memory because a score
     warp's registers are full of queries."""
     inverse: int
     """[rows] float32: one over the softmax denominator."""
+    share: int
+    """Four int32: the block's share of the key tiles."""
     full: int
     empty: int
     weights_full: int
@@ -155,28 +169,36 @@ class SharedMap:
             offset = start + nbytes
             return start
 
-        exchange_buffers = EXCHANGE_BUFFERS if g.cluster == 2 else 0
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            exchange=take(exchange_buffers * g.exchange_bytes, 128),
-            kept=take(KEPT_BUFFERS * g.exchange_bytes if g.cluster == 2 else 0, 128),
+            exchange=take(EXCHANGE_BUFFERS * g.exchange_bytes, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
             grew=take(WEIGHT_BUFFERS * 8 * 4),
-            maxima=take(32 * g.score_warps * g.tiles_per_score_warp),
+            maxima=take(32 * g.score_warps * g.owned_tiles),
             inverse=take(g.rows * 4),
+            share=take(16),
             full=take(8 * g.stages),
             empty=take(8 * g.stages, 8),
             weights_full=take(8 * WEIGHT_BUFFERS, 8),
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            exchange_full=take(8 * exchange_buffers * g.score_warps, 8),
+            exchange_full=take(8 * EXCHANGE_BUFFERS * g.score_warps, 8),
             total=-(-offset // 16) * 16,
         )
 
 
-CLUSTER_FORMS = tuple(Geometry(cluster=2, n_tiles=n, stages=s) for n, s in ((1, 9), (3, 9), (5, 8), (9, 7)))
+CLUSTER_FORMS = (
+    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1),
+    Geometry(cluster=2, n_tiles=3, stages=9),
+    Geometry(cluster=2, n_tiles=6, stages=8),
+    Geometry(cluster=2, n_tiles=9, stages=7),
+)
 """From compute capability 9.0 on."""
-SINGLE_FORMS = tuple(Geometry(cluster=1, n_tiles=n, stages=s) for n, s in ((1, 5), (3, 5), (5, 5)))
+SINGLE_FORMS = (
+    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1),
+    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3),
+    Geometry(cluster=1, n_tiles=6, stages=4, k_groups=3),
+)
 """Without clusters, from compute capability 8.0 on."""

@@ -11,13 +11,12 @@ from verify_numba.kernels.work import make_walk
 def make_copy_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, COPY_WARPS = g.stages, g.stage_bytes, g.copy_warps
     STAGE, FULL, EMPTY = g.shared.stage, g.shared.full, g.shared.empty
-    i32, wait, first_share = ops.i32, ops.wait, ops.first_share
+    i32, wait = ops.i32, ops.wait
     load_slots, copy_rows = ops.load_slots, ops.copy_rows
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def copy_role(batch, block, me, k, k_stride, pool, pool_stride):
-        share = first_share(batch, block.worker, block.workers)
+    def copy_role(batch, block, me, share, k, k_stride, pool, pool_stride):
         stage, parity, turn = i32(0), i32(1), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)

@@ -38,6 +38,9 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
     )  # fmt: skip
+    release_next, first_share, store_share, load_share = (
+        ops.release_next, ops.first_share, ops.store_share, ops.load_share,
+    )  # fmt: skip
     init_barriers, announce, await_start, settle, finish = (
         ops.init_barriers, ops.announce, ops.await_start, ops.settle, ops.finish,
     )  # fmt: skip
@@ -54,14 +57,18 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
         block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
         row_capacity = i32(ROWS * row_blocks())
         if warp == FIRST_COPY_WARP:
-            # The warp that sets up the barriers starts to copy at once; the others wait until they are set up.
+            # One warp sets up the barriers and the block's share of the work, and copies at once; the others wait.
+            release_next()
             init_barriers(block.base)
+            share = first_share(batch, block.worker, block.workers)
+            store_share(block.base, share)
             announce()
-            copy_role(batch, block, i32(0), k, k_stride, pool, pool_stride)
+            copy_role(batch, block, i32(0), share, k, k_stride, pool, pool_stride)
             settle()
         elif warp > FIRST_COPY_WARP:
             await_start()
-            copy_role(batch, block, i32(warp - FIRST_COPY_WARP), k, k_stride, pool, pool_stride)
+            share = load_share(block.base)
+            copy_role(batch, block, i32(warp - FIRST_COPY_WARP), share, k, k_stride, pool, pool_stride)
         else:
             await_start()
             if warp >= VALUE_WARPS:

@@ -79,6 +79,18 @@ def request_span(batch: Batch, b: int, workers: int) -> tuple[int, int]:
     return first, (start + int(tiles[b]) - 1) // quota - first + 1
 
 
+def share_ops(g: Geometry) -> dict[str, Any]:
+    """The block's share of the work, found by one warp and left in shared memory for the others."""
+
+    def store_share(base: int, share: Share) -> None:
+        current().write(base + g.shared.share, np.int32, (4,))[:] = share
+
+    def load_share(base: int) -> Share:
+        return Share(*current().read(base + g.shared.share, np.int32, (4,)).tolist())
+
+    return {"first_share": first_share, "store_share": store_share, "load_share": load_share}
+
+
 def place_ops(g: Geometry) -> dict[str, Any]:
     """Identity and arithmetic: what needs no barrier."""
     return {
@@ -93,8 +105,8 @@ def place_ops(g: Geometry) -> dict[str, Any]:
         "cluster_count": lambda: current().cluster.dispatch.grid[0] // g.cluster,
         "cluster_rank": lambda: current().block.x % g.cluster,
         "load_index": load_index,
-        "first_share": first_share,
         "request_span": request_span,
+        "release_next": lambda: None,
         "after_previous": lambda: None,
     }
 
@@ -102,6 +114,8 @@ def place_ops(g: Geometry) -> dict[str, Any]:
 def barrier_ops(g: Geometry) -> dict[str, Any]:
     """Barriers: set up, waited for and arrived at by whole warps."""
     at = g.shared
+    # The other warps of the row group, and the owner itself, which announces the partner's bytes.
+    exchange_arrivals = g.k_groups - 1 + (g.cluster == 2)
 
     def init_barriers(base: int) -> None:
         rings = (
@@ -111,11 +125,11 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
             ("weights_empty", at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),
             ("inverse_full", at.inverse_full, 1, g.score_warps),
             ("inverse_empty", at.inverse_empty, 1, VALUE_WARPS),
-            ("exchange_full", at.exchange_full, EXCHANGE_BUFFERS * g.score_warps if g.cluster == 2 else 0, 1),
+            ("exchange_full", at.exchange_full, EXCHANGE_BUFFERS * g.score_warps, exchange_arrivals),
         )
         block = current().block
         for name, offset, length, count in rings:
-            for i in range(length):
+            for i in range(length if count else 0):
                 block.init_mbarrier(base + offset + 8 * i, count, f"{name}[{i}]")
 
     def all_warps() -> CountedBarrier:
@@ -149,6 +163,5 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         "settle": settle,
         "finish": finish,
         "wait": wait,
-        "wait_cluster": wait,
         "arrive": arrive,
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from verify_numba.geometry import Geometry
-from verify_numba.lockstep.control_ops import barrier_ops, place_ops
+from verify_numba.lockstep.control_ops import barrier_ops, place_ops, share_ops
 from verify_numba.lockstep.copy_ops import copy_ops
+from verify_numba.lockstep.exchange_ops import exchange_ops
 from verify_numba.lockstep.merge_ops import merge_ops
 from verify_numba.lockstep.score_ops import score_ops
 from verify_numba.lockstep.softmax_ops import softmax_ops
@@ -21,9 +22,11 @@ def numpy_ops(g: Geometry) -> SimpleNamespace:
     """
     return SimpleNamespace(
         **place_ops(g),
+        **share_ops(g),
         **barrier_ops(g),
         **copy_ops(g),
         **score_ops(g),
+        **exchange_ops(g),
         **softmax_ops(g),
         **value_ops(g),
         **merge_ops(),

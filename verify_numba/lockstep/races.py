@@ -80,7 +80,7 @@ class Cast:
     def __init__(self, warps: int, asynchronous: int) -> None:
         self._size = warps + asynchronous
         self.actors: list[Actor] = []
-        self._writers: dict[str, Actor] = {}
+        self._writers: dict[tuple[str, int], Actor] = {}
 
     def add(self, label: str) -> Actor:
         if len(self.actors) == self._size:
@@ -89,10 +89,11 @@ class Cast:
         return self.actors[-1]
 
     def writer(self, barrier: str, issuer: Actor) -> Actor:
-        """The actor whose writes complete at this barrier, at its next write, which `issuer` starts."""
-        if barrier not in self._writers:
-            self._writers[barrier] = self.add(f"a copy that completes at {barrier}")
-        writer = self._writers[barrier]
+        """The actor of all that `issuer` starts and that completes at this barrier, at its next write."""
+        key = barrier, issuer.index
+        if key not in self._writers:
+            self._writers[key] = self.add(f"a copy that completes at {barrier}")
+        writer = self._writers[key]
         writer.restart(issuer.release())
         return writer
 

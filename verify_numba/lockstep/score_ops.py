@@ -1,4 +1,4 @@
-"""Scores of a tile: queries, S = K Q^T, the exchange between the blocks of a cluster, the masks."""
+"""Scores of a tile: queries, S = K Q^T over a share of the columns, the masks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_numba.dims import D_V
-from verify_numba.geometry import MMA_N, TILE, Geometry
+from verify_numba.geometry import MMA_K, MMA_N, TILE, Geometry
 from verify_numba.kernels.work import CHAIN
 from verify_numba.lockstep.bf16 import EXPONENT, widen
 from verify_numba.lockstep.machine import current
+from verify_numba.lockstep.ownership import my_tiles
 
 Floats = NDArray[np.float32]
-N8_BYTES = 4 * TILE * MMA_N
-"""Scores of one n8 tile."""
 QUERY_ALIGN = 4
 """A lane loads two neighbouring columns at once."""
-
-
-def active_tiles(g: Geometry, me: int) -> int:
-    """n8 tiles that score warp `me` has: one less than the others where they do not come out even."""
-    return min(g.tiles_per_score_warp, g.n_tiles - g.tiles_per_score_warp * me)
 
 
 def keep_first(scores: Floats, nvalid: int) -> Floats:
@@ -51,37 +45,42 @@ def keep_visible(
 
 
 def score_ops(g: Geometry) -> dict[str, Any]:
-    columns = g.value_columns + g.rope_columns
-    my_rows = MMA_N * g.tiles_per_score_warp
+    """Products of a warp's row tiles over its share of the block's columns."""
+    share_columns = MMA_K * g.warp_k_steps
 
     def load_q(
-        q: int, token_stride: int, head_stride: int, n0: int, my_row: int, rows: int, H: int, rank: int
+        q: int,
+        token_stride: int,
+        head_stride: int,
+        n0: int,
+        row0: int,
+        rows: int,
+        H: int,
+        rank: int,
+        me: int,
     ) -> Floats:
-        """[my_rows, columns] queries, the block's value columns and then its rotary ones; zero behind the last row."""
+        """[8 * group_tiles, share_columns] queries of the warp's row tiles; zero behind the last row."""
         memory = current().memory
-        queries = np.zeros((my_rows, columns), np.float32)
-        r = np.arange(my_row, min(my_row + my_rows, rows))
-        if len(r):
-            source = q + (n0 + r // H) * token_stride + r % H * head_stride
-            for at, start, width in (
-                (0, rank * g.value_columns, g.value_columns),
-                (g.value_columns, D_V + rank * g.rope_columns, g.rope_columns),
-            ):
-                bits = memory.load_rows(source + 2 * start, 2 * width, QUERY_ALIGN).view(np.uint16)
-                queries[: len(r), at : at + width] = widen(bits)
-        return queries
+        r = row0 + (MMA_N * np.array(my_tiles(g, me))[:, None] + np.arange(MMA_N)).ravel()
+        inside = r < rows
+        queries = np.zeros((len(r), g.value_columns + g.rope_columns), np.float32)
+        if inside.any():
+            source = q + (n0 + r[inside] // H) * token_stride + r[inside] % H * head_stride
+            value = 2 * rank * g.value_columns, 2 * g.value_columns
+            rope = 2 * (D_V + rank * g.rope_columns), 2 * g.rope_columns
+            bits = [memory.load_rows(source + at, nbytes, QUERY_ALIGN) for at, nbytes in (value, rope)]
+            queries[inside] = widen(np.concatenate(bits, axis=1).view(np.uint16))
+        return queries[:, share_columns * (me % g.k_groups) :][:, :share_columns]
 
     def score(stage: int, queries: Floats, me: int) -> Floats:
-        """[16, my_rows] products over this block's columns; zero for an n8 tile that the warp does not have."""
-        warp = current()
-        active = MMA_N * active_tiles(g, me)
-        keys = widen(warp.read(stage, np.uint16, (TILE, columns), g.row_stride))
-        scores = np.zeros((TILE, my_rows), np.float32)
-        scores[:, :active] = keys @ queries[:active].T
-        return scores
+        """[16, 8 * group_tiles] products over the warp's columns."""
+        at = stage + 2 * share_columns * (me % g.k_groups)
+        keys = widen(current().read(at, np.uint16, (TILE, share_columns), g.row_stride))
+        products: Floats = keys @ queries.T
+        return products
 
     def clean_values(stage: int, me: int) -> None:
-        """Sets values that are not finite to zero, for 0 * NaN is NaN: a share of the rows each, once all have scored."""
+        """Zeroes values that are not finite, for 0 * NaN is NaN: some rows a warp, once all have scored."""
         warp = current()
         warp.sync(warp.block.named_barrier("score warps", g.score_warps))
         for token in range(me, TILE, g.score_warps):
@@ -90,39 +89,8 @@ def score_ops(g: Geometry) -> dict[str, Any]:
 
     return {
         "load_q": load_q,
-        "no_scores": lambda: np.zeros((TILE, my_rows), np.float32),
         "score": score,
         "clean_values": clean_values,
         "keep_first": keep_first,
         "keep_visible": keep_visible,
-        **exchange_ops(g),
     }
-
-
-def exchange_ops(g: Geometry) -> dict[str, Any]:
-    """Partial scores to the partner block, and from it."""
-
-    def my_place(tile: int, me: int) -> int:
-        return tile + N8_BYTES * g.tiles_per_score_warp * me
-
-    def send(scores: Floats, kept: int, exchange: int, bar: int, me: int, rank: int) -> None:
-        """Announces the partner's bytes at the own `bar`, starts the write of the own ones to it and keeps them."""
-        warp = current()
-        partner = warp.cluster.blocks[1 - rank]
-        active = active_tiles(g, me)
-        tiles = np.ascontiguousarray(scores.reshape(TILE, -1, MMA_N).transpose(1, 0, 2)[:active])
-        warp.write(my_place(kept, me), np.float32, tiles.shape)[:] = tiles
-        data = tiles.view(np.uint8).reshape(active, N8_BYTES)
-        warp.arrive_mbarrier(bar, data.nbytes)
-        warp.write_async(partner, my_place(exchange, me), data.shape, lambda: data, partner.mbarrier(bar))
-
-    def receive(kept: int, exchange: int, me: int) -> Floats:
-        """Both blocks' columns added up."""
-        warp = current()
-        shape = (active_tiles(g, me), TILE, MMA_N)
-        own, theirs = (warp.read(my_place(at, me), np.float32, shape).copy() for at in (kept, exchange))
-        scores = np.zeros((TILE, g.tiles_per_score_warp, MMA_N), np.float32)
-        scores[:, : len(own)] = (own + theirs).transpose(1, 0, 2)
-        return scores.reshape(TILE, -1)
-
-    return {"send": send, "receive": receive}

@@ -11,6 +11,7 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, VALUE_WARPS, WARP, Geometry
 from verify_numba.lockstep.bf16 import narrow, widen
 from verify_numba.lockstep.machine import current
+from verify_numba.lockstep.ownership import owner_of
 
 Floats = NDArray[np.float32]
 GROUPS = D_V // COLUMN_GROUP
@@ -40,7 +41,7 @@ def unpack_partial(packed: Floats) -> Floats:
 
 def value_ops(g: Geometry) -> dict[str, Any]:
     columns = g.value_columns // VALUE_WARPS
-    rows_per_warp = MMA_N * g.tiles_per_score_warp
+    owners = np.array([owner_of(g, row_tile) for row_tile in range(g.n_tiles)])
 
     def zero_o() -> Floats:
         return np.zeros((g.rows, columns), np.float32)
@@ -55,7 +56,7 @@ def value_ops(g: Geometry) -> dict[str, Any]:
 
     def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
         """Multiplies the rows of score warps whose maximum has grown by alpha; no other alpha was written."""
-        grew = np.repeat(grew_flags(grew_addr), rows_per_warp)[: g.rows]
+        grew = np.repeat(grew_flags(grew_addr)[owners], MMA_N)
         alpha = np.where(grew, current().read(alpha_addr, np.float32, (g.rows,)), np.float32(1))
         scaled: Floats = o * alpha[:, None]
         return scaled

@@ -159,6 +159,11 @@ def lane_id(b: Any) -> Any:
     return asm(b, I32, "mov.u32 $0, %laneid;", "=r", [], volatile=False)
 
 
+def anew(b: Any, x: Any) -> Any:
+    """x, hidden from the optimiser: what is computed from it inside a loop is not kept in registers over the loop."""
+    return asm(b, I32, "mov.b32 $0, $1;", "=r,r", [x])
+
+
 def less(b: Any, x: Any, bound: int) -> Any:
     """1 where x < bound, as a 32-bit flag for predicated asm."""
     return b.zext(b.icmp_signed("<", x, integer(bound)), I32)

@@ -11,7 +11,9 @@ from numba.cuda.extending import intrinsic
 
 from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
-from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
+from verify_numba.ptx.asm import (
+    I32, VOID, asm, i32, i64, instruction, integer, lane_id, less, load_shared, store_shared, tile, tile_op, void,
+)  # fmt: skip
 
 device = cuda.jit(device=True, inline="always")
 
@@ -149,9 +151,27 @@ def request_span(batch, b, workers):
 
 def _init(b: Any, address: Any, offset: int, n: int, arrivals: int) -> None:
     """n barriers, one a lane."""
-    if n:
+    if n and arrivals:
         text = "{.reg .pred p; setp.lt.s32 p, $1, %d; @p mbarrier.init.shared.b64 [$0+%d], %d;}" % (n, offset, arrivals)
         asm(b, VOID, text, "r,r,~{memory}", [b.add(address, b.mul(lane_id(b), integer(8))), lane_id(b)])
+
+
+def arrive_warp(b: Any, bar: Any) -> None:
+    """One arrival, for all that the warp has done so far."""
+    text = (
+        "{.reg .pred p; .reg .b64 s; bar.warp.sync -1; setp.eq.s32 p, $1, 0; @p mbarrier.arrive.shared.b64 s, [$0];}"
+    )
+    asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
+
+
+def try_wait(clustered: bool) -> str:
+    """The cluster form needs compute capability 9.0, where a wait can suspend the warp; the single form needs 8.0."""
+    return "mbarrier.try_wait.parity.shared::cta" if clustered else "mbarrier.test_wait.parity.shared"
+
+
+def spin(b: Any, bar: Any, parity: Any, poll: str, then: str = "") -> None:
+    text = f"{{.reg .pred p; AGAIN: {poll}.b64 p, [$0], $1; @p bra DONE; bra AGAIN; DONE: {then}}}"
+    asm(b, VOID, text, "r,r,~{memory}", [bar, parity])
 
 
 def control_ops(g: Geometry) -> SimpleNamespace:
@@ -164,29 +184,13 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
         _init(b, base, at.inverse_full, 1, g.score_warps)
         _init(b, base, at.inverse_empty, 1, VALUE_WARPS)
-        _init(b, base, at.exchange_full, EXCHANGE_BUFFERS * g.score_warps if clustered else 0, 1)
+        _init(b, base, at.exchange_full, EXCHANGE_BUFFERS * g.score_warps, g.k_groups - (not clustered))
         if clustered:
             asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
         asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
-    arrive = instruction(
-        void, [i32],
-        "{.reg .pred p; .reg .b32 l; .reg .b64 s; bar.warp.sync -1; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; "
-        "@p mbarrier.arrive.shared.b64 s, [$0];}", "r,~{memory}",
-    )  # fmt: skip
-    # %laneid inside LLVM's asm needs no escape: only $ is special there.
-    poll = "mbarrier.try_wait.parity.shared::cta" if clustered else "mbarrier.test_wait.parity.shared"
-    spin = "{.reg .pred p; AGAIN: %s.b64 p, [$0], $1; @p bra DONE; bra AGAIN; DONE: %s}"
-    wait = instruction(void, [i32, i32], spin % (poll, ""), "r,r,~{memory}")
-    # The partner's data come from another block, so the acquire must have cluster scope. A fence restricted to shared
-    # memory gives it without the cache invalidation that an unrestricted one compiles to.
-    wait_cluster = instruction(
-        void, [i32, i32],
-        spin % (
-            "mbarrier.try_wait.parity.relaxed.cluster.shared::cta",
-            "fence.acquire.sync_restrict::shared::cluster.cluster;",
-        ), "r,r,~{memory}",
-    )  # fmt: skip
+    arrive = tile_op(void, [i32], arrive_warp)
+    wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
 
     if clustered:
         announce_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned;"
@@ -197,6 +201,21 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         announce_text = f"bar.arrive 0, {g.threads};"
         start_text = f"bar.sync 0, {g.threads};"
         settle_text = finish_text = ""
+
+    def store_share_body(b: Any, base: Any, *values: Any) -> None:
+        store_shared(b, base, at.share, values, less(b, lane_id(b), 1))
+
+    store_numbers = tile_op(void, [i32] * 5, store_share_body)
+    load_numbers = tile_op(tile(i32, 4), [i32], lambda b, base: load_shared(b, base, at.share, 4, I32))
+
+    @device
+    def store_share(base, share):
+        store_numbers(base, share.b, share.start, share.begin, share.end)
+
+    @device
+    def load_share(base):
+        numbers = load_numbers(base)
+        return Share(numbers[0], numbers[1], numbers[2], numbers[3])
 
     def blank_or(text: str) -> Any:
         return instruction(void, [], text, "~{memory}")
@@ -216,11 +235,13 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     g_cluster = g.cluster
     return SimpleNamespace(
         device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index,
-        first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
+        first_share=first_share, store_share=store_share, load_share=load_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
-        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_cluster,
+        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
         finish=blank_or(finish_text),
+        # The next kernel may be set up from now on; it waits for this one's end before it reads results.
+        release_next=blank_or("griddepcontrol.launch_dependents;" if clustered else ""),
     )  # fmt: skip
 
 

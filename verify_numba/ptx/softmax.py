@@ -19,6 +19,7 @@ from verify_numba.ptx.asm import (
     I32,
     VOID,
     add,
+    anew,
     asm,
     const,
     ex2,
@@ -42,6 +43,7 @@ from verify_numba.ptx.asm import (
     wide,
 )
 from verify_numba.ptx.control import device
+from verify_numba.ptx.ownership import Owner
 
 FLT_MAX = 3.4028234663852886e38
 SLACK = 8.0
@@ -49,7 +51,7 @@ SLACK = 8.0
 
 
 def softmax_ops(g: Geometry) -> SimpleNamespace:
-    per_warp = g.tiles_per_score_warp
+    per_warp, owner = g.owned_tiles, Owner(g)
     scores_t, state_t = tile(f32, 4 * per_warp), tile(f32, 2 * per_warp)
     n_scores, n_state = 4 * per_warp, 2 * per_warp
 
@@ -89,60 +91,54 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             for row, total in enumerate(unpack(b, sums, n_state))
         ]
 
-    def exists(b: Any, n: int, my_tile: Any) -> Any | None:
-        """None where n8 tile my_tile + n always exists, else a flag."""
-        if g.n_tiles % per_warp == 0 or n < per_warp - 1:
-            return None
-        return less(b, my_tile, g.n_tiles - n)
-
-    def rows_to_shared(b: Any, address: Any, values: list[Any], my_tile: Any) -> None:
+    def rows_to_shared(b: Any, address: Any, values: list[Any], me: Any) -> None:
         """One float a query row, by the lanes that hold its first token."""
-        lanes = lane_id(b)
-        at = b.add(address, b.add(b.mul(my_tile, integer(32)), b.mul(lanes, integer(8))))
+        lanes, me = anew(b, lane_id(b)), anew(b, me)
+        at = b.add(address, b.add(b.mul(owner.first_tile(b, me), integer(32)), b.mul(lanes, integer(8))))
         for n in range(per_warp):
             flag = less(b, lanes, 4)
-            if (also := exists(b, n, my_tile)) is not None:
-                flag = b.and_(flag, also)
+            if (owns := owner.owns(b, me, n)) is not None:
+                flag = b.and_(flag, owns)
             store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], flag)
 
     def maxima_at(b: Any, address: Any, me: Any) -> Any:
         return b.add(address, b.mul(me, integer(32 * per_warp)))
 
     def store_maxima_body(b: Any, address: Any, m: Any, me: Any) -> None:
-        lanes, values = lane_id(b), unpack(b, m, n_state)
+        lanes, values = anew(b, lane_id(b)), unpack(b, m, n_state)
         at = b.add(maxima_at(b, address, me), b.mul(lanes, integer(8)))
         for n in range(per_warp):
             store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], less(b, lanes, 4))
         asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
     def load_maxima_body(b: Any, address: Any, me: Any) -> list[Any]:
-        at = b.add(maxima_at(b, address, me), b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
+        at = b.add(maxima_at(b, address, anew(b, me)), b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
         return [x for n in range(per_warp) for x in load_shared(b, at, 32 * n, 2)]
 
-    def store_alpha_body(b: Any, address: Any, alpha: Any, my_tile: Any) -> None:
-        rows_to_shared(b, address, unpack(b, alpha, n_state), my_tile)
+    def store_alpha_body(b: Any, address: Any, alpha: Any, me: Any) -> None:
+        rows_to_shared(b, address, unpack(b, alpha, n_state), me)
 
-    def store_inverse_body(b: Any, address: Any, sums: Any, my_tile: Any) -> None:
+    def store_inverse_body(b: Any, address: Any, sums: Any, me: Any) -> None:
         inverse = []
         for total in unpack(b, sums, n_state):
             reciprocal = asm(b, F32, "rcp.rn.f32 $0, $1;", "=f,f", [total], volatile=False)
             inverse.append(b.select(b.fcmp_ordered("==", total, const(0.0)), const(0.0), reciprocal))
-        rows_to_shared(b, address, inverse, my_tile)
+        rows_to_shared(b, address, inverse, me)
 
-    def store_weights_body(b: Any, address: Any, p: Any, my_tile: Any) -> None:
+    def store_weights_body(b: Any, address: Any, p: Any, me: Any) -> None:
         """[16 tokens][8 rows] bf16 an n8 tile: ldmatrix.trans turns it into a B fragment."""
-        values = unpack(b, p, n_scores)
-        at = b.add(address, b.add(b.mul(my_tile, integer(256)), b.mul(lane_id(b), integer(4))))
+        values, me = unpack(b, p, n_scores), anew(b, me)
+        at = b.add(address, b.add(b.mul(owner.first_tile(b, me), integer(256)), b.mul(lane_id(b), integer(4))))
         for n in range(per_warp):
             for half in range(2):
                 e = 4 * n + 2 * half
                 word = pack_bf16(b, values[e], values[e + 1])
-                store_shared(b, at, 256 * n + 128 * half, [word], exists(b, n, my_tile))
+                store_shared(b, at, 256 * n + 128 * half, [word], owner.owns(b, me, n))
 
     def store_grew_body(b: Any, address: Any, grew: Any) -> None:
         store_shared(b, address, 0, [grew], less(b, lane_id(b), 1))
 
-    def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, my_row: Any, rows: Any, natural: Any) -> None:
+    def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, me: Any, my_row: Any, rows: Any, natural: Any) -> None:
         lanes = lane_id(b)
         factor = b.select(b.icmp_signed("!=", natural, integer(0)), const(math.log(2.0)), const(1.0))
         for row, (top, total) in enumerate(zip(unpack(b, m, n_state), unpack(b, sums, n_state), strict=True)):
@@ -151,15 +147,16 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             local = b.add(b.mul(lanes, integer(2)), integer(8 * (row // 2) + row % 2))
             inside = b.zext(b.icmp_signed("<", b.add(my_row, local), rows), I32)
             flag = b.and_(less(b, lanes, 4), inside)
+            if (owns := owner.owns(b, me, row // 2)) is not None:
+                flag = b.and_(flag, owns)
             at = b.add(pointer, b.mul(b.sext(local, pointer.type), wide(4)))
             asm(b, VOID, "{.reg .pred p; setp.ne.s32 p, $2, 0; @p st.global.f32 [$0], $1;}", "l,f,r,~{memory}", [at, lse, flag])
 
-    store_lse_at = tile_op(void, [i64, state_t, state_t, i32, i32, i32], store_lse_body)
+    store_lse_at = tile_op(void, [i64, state_t, state_t, i32, i32, i32, i32], store_lse_body)
 
     @device
-    def store_lse(pointer, row_offset, m, sums, my_row, rows, natural):
-        # `rows` is where the block's rows end: a tile that does not exist lies behind it, as padding does.
-        store_lse_at(pointer + 4 * (i64(row_offset) + my_row), m, sums, my_row, rows, natural)
+    def store_lse(pointer, row_offset, m, sums, me, my_row, rows, natural):
+        store_lse_at(pointer + 4 * (i64(row_offset) + my_row), m, sums, me, my_row, rows, natural)
 
     one_exp2 = lambda b, x: [ex2(b, v) for v in unpack(b, x, n_scores)]  # noqa: E731
     return SimpleNamespace(

@@ -29,10 +29,11 @@ from verify_numba.ptx.asm import (
     wide,
 )
 from verify_numba.ptx.control import device
+from verify_numba.ptx.ownership import Owner
 
 
 def value_ops(g: Geometry) -> SimpleNamespace:
-    m_tiles, n_tiles, per_warp = g.m_tiles, g.n_tiles, g.tiles_per_score_warp
+    m_tiles, n_tiles, owner = g.m_tiles, g.n_tiles, Owner(g)
     warp_columns = g.value_columns // VALUE_WARPS
     size = 4 * m_tiles * n_tiles
     o_t = tile(f32, size)
@@ -55,7 +56,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
     def scale_o_body(b: Any, o: Any, alpha: Any, grew: Any) -> list[Any]:
         v, rows = unpack(b, o, size), row_pair(b, alpha)
         for n in range(n_tiles):
-            (flag,) = load_shared(b, grew, 4 * (n // per_warp), 1, I32)
+            (flag,) = load_shared(b, grew, 4 * owner.score_warp_of(n), 1, I32)
             grown = b.icmp_signed("!=", flag, integer(0))
             factors = [b.select(grown, x, const(1.0)) for x in load_shared(b, rows, 32 * n, 2)]
             for m in range(m_tiles):
