@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _compare(
     for mode in modes:
         before = modes[: len(runs)].count(mode)
         label = mode if not before else f"{mode}-{before + 1}"
-        print(f"{label}: starting the engine", flush=True)
+        print(f"{label}: starting the engine", file=sys.stderr, flush=True)
         runs.append(runner.run(label, mode))
     comparison = Comparison.of(spec, runs, runner, args.tie)
     if args.json:

@@ -1,6 +1,6 @@
 """What the patches rest on (sglang_glue/PATCHES.md), read from the sources of each SGLang release at hand.
 
-The installed package is one; unpacked wheels of others may be named, colon-separated, in KDTREE_TEST_SOURCES (that is
+The installed package is one; unpacked wheels of others may be named, colon-separated, in VERIFY_NUMBA_TEST_SGLANG (that is
 the folder that holds `sglang/`). Nothing is imported, so any release can be read on any machine.
 """
 
@@ -41,7 +41,7 @@ EXTEND_KEYWORDS = {"logit_cap", "sliding_window_size", "sinks", "window_kv_offse
 def releases() -> list[Path]:
     spec = importlib.util.find_spec("sglang")
     installed = [Path(spec.submodule_search_locations[0])] if spec and spec.submodule_search_locations else []
-    unpacked = [Path(p) / "sglang" for p in os.environ.get("KDTREE_TEST_SOURCES", "").split(":") if p]
+    unpacked = [Path(p) / "sglang" for p in os.environ.get("VERIFY_NUMBA_TEST_SGLANG", "").split(":") if p]
     return [*installed, *unpacked]
 
 
@@ -53,7 +53,7 @@ RELEASES = releases()
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.skipif(
-        not RELEASES, reason="no SGLang is installed and KDTREE_TEST_SOURCES names no sources"
+        not RELEASES, reason="no SGLang is installed and VERIFY_NUMBA_TEST_SGLANG names no sources"
     ),
 ]
 

@@ -1,5 +1,8 @@
 """Every setting: its default, what it accepts, and the one error it gives."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,11 @@ def test_a_capture_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="KDTREE_CAPTURE="):
         Settings.from_env(capture_env(tmp_path / "file" / "below"))
+
+
+def test_off_imports_next_to_nothing():
+    code = "import sys; from sglang_glue.plugin import register; register(); print(*sorted(sys.modules))"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("KDTREE_")}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert not loaded & {"torch", "numpy", "numba", "sglang", "verify_numba", "captured_tensors"}
