@@ -52,7 +52,7 @@ def model_config(spec: LiveSpec) -> dict[str, Any]:
         "attention_bias": False,
         "tie_word_embeddings": False,
         "rope_theta": 10000.0,
-        "max_position_embeddings": 163840,
+        "max_position_embeddings": max(163840, spec.context_length),
         "rope_scaling": {
             "type": "yarn",
             "factor": 40,

@@ -69,7 +69,7 @@ class Settings:
             nsplit=_nsplit(env),
             form=_choice(env, "KDTREE_FORM", "auto", ["auto", "cluster", "single"]),
             threshold=_threshold(env),
-            status_folder=Path(env.get("KDTREE_STATUS") or default_status_folder()),
+            status_folder=Path(env.get("KDTREE_STATUS") or default_status_folder()).absolute(),
             capture=_capture(env, mode),
         )
 
