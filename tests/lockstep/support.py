@@ -92,7 +92,8 @@ def run(
     args = (
         at["q"], batch.q.strides[0], batch.q.strides[1], at["k"], batch.k.strides[0],
         at["kv_pool"], batch.kv_pool.strides[0],
-        at["qo_indptr"], at["kv_indptr"], at["kv_indices"], at.get("custom_mask", 0), at.get("mask_indptr", 0),
+        at["qo_indptr"], at["kv_indptr"], at["kv_indices"],
+        at.get("custom_mask", 0), at.get("mask_indptr", 0),
         widths, LAYOUTS[batch.mask_layout], PARTS[parts], bs, H, min_tiles, batch.sm_scale * np.log2(np.e),
         at["part_o"], at["part_lse"], at["out"], at["lse"],
     )  # fmt: skip
@@ -158,5 +159,6 @@ def inside(
     ops = numpy_ops(g)
     run_kernel(
         lambda: body(ops),
-        (g.cluster, 1), g.cluster, warps, g.shared.total, (), memory=memory or GlobalMemory(), check_races=True,
+        (g.cluster, 1), g.cluster, warps, g.shared.total, (),
+        memory=memory or GlobalMemory(), check_races=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verify and the merge kernel, run in lockstep, against the float64 oracle; races are looked for in every run."""
+"""The verify and the merge kernel, run in lockstep, against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_workers_left_without_tiles(g: Geometry, min_tiles: int) -> None:
 
 @MANY
 def test_many_requests_of_one_tile_before_longer_ones(g: Geometry) -> None:
-    """A copy warp that has nothing to do in short requests must not run ahead by more than a round of the stages."""
+    """A copy warp without work in short requests must not run ahead by a whole round of the stages."""
     batch = batch_of(15, prefix=(0,) * 16 + (40, 0, 0, 50), drafts=(9,) * 20, H=2)
     check(batch, run(batch, g, workers=1, check_races=True))
 
@@ -195,13 +195,13 @@ def test_a_request_alone_is_what_it_is_in_a_batch(g: Geometry) -> None:
             qo_indptr=batch.qo_indptr[b : b + 2] - batch.qo_indptr[b],
             kv_indptr=batch.kv_indptr[b : b + 2] - batch.kv_indptr[b],
             kv_indices=batch.kv_indices[batch.kv_indptr[b] :],
-            mask_indptr=batch.mask_indptr[b : b + 2],
+            mask_indptr=None if batch.mask_indptr is None else batch.mask_indptr[b : b + 2],
         )
         assert run(alone, g, workers=1).same_bits(whole.take(tokens))
 
 
 @given(batches())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_batch(batch: SyntheticBatch) -> None:
     if batch.bs and batch.N:
         check(batch, run(batch, BY_NAME["cluster24"], workers=2))

@@ -1,4 +1,4 @@
-"""Runs the kernels without a GPU: the same source as plain Python, its operations in NumPy, a greenlet a warp."""
+"""The kernels without a GPU: the same source as plain Python, operations in NumPy, a greenlet a warp."""
 
 from verify_numba.lockstep.errors import DeadlockError, LockstepError, MemoryFault, ProtocolError, RaceError
 from verify_numba.lockstep.launch import run_kernel

@@ -24,7 +24,7 @@ class Barrier:
         """Phases completed so far."""
         self.waiters: list[Warp] = []
         self.released: Clock | None = None
-        """What is known to have happened before the last completed phase ended; None where races are not checked."""
+        """What happened before the last completed phase ended; None where races are not checked."""
         self._arriving: Clock | None = None
 
     def _release(self, clock: Clock | None) -> None:

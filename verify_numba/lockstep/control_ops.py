@@ -1,101 +1,18 @@
-"""Where a warp is, the barriers of a block, and the division of the batch's tiles among workers."""
+"""Where a warp is, and the barriers of a block."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
-from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Batch, Share
+from verify_numba.geometry import EXCHANGE_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.memory import GlobalMemory
-
-
-def i32(value: int) -> int:
-    """The value, which must fit 32 bits: on a GPU it would wrap in silence."""
-    if not -(2**31) <= value < 2**31:
-        raise OverflowError(f"{value} does not fit int32")
-    return int(value)
-
-
-def load_index(ptr: int, i: int, wide: int) -> int:
-    """Element `i` of an index array, int64 if `wide`, else int32."""
-    size = 8 if wide else 4
-    data = current().memory.bytes(ptr + size * i, size, size)
-    return int.from_bytes(data.tobytes(), "little", signed=True)
-
-
-def load_indices(memory: GlobalMemory, ptr: int, count: int, wide: int) -> NDArray[np.int64]:
-    """The first `count` elements of an index array."""
-    return memory.load(ptr, np.int64 if wide else np.int32, count).astype(np.int64)
-
-
-def _tiles(batch: Batch) -> NDArray[np.int64]:
-    """[bs] key tiles of each request, the same sum as `request` in kernels/work.py; taken once a launch."""
-    known = current().cluster.dispatch.known
-    if batch not in known:
-        known[batch] = _count_tiles(batch, current().memory)
-    return known[batch]
-
-
-def _count_tiles(batch: Batch, memory: GlobalMemory) -> NDArray[np.int64]:
-    T = np.diff(load_indices(memory, batch.qo_indptr, batch.bs + 1, batch.widths & QO_WIDE))
-    tiles = np.zeros_like(T)
-    if batch.parts & PREFIX:
-        L = np.diff(load_indices(memory, batch.kv_indptr, batch.bs + 1, batch.widths & KV_WIDE))
-        tiles += np.where(T > 0, (L + TILE - 1) // TILE, 0)
-    if batch.parts & TAIL:
-        tiles += (T + TILE - 1) // TILE
-    return tiles
-
-
-def _quota(batch: Batch, total: int, workers: int) -> int:
-    """Tiles of one worker."""
-    return i32(max(batch.min_tiles, -(-total // workers)))
-
-
-def first_share(batch: Batch, worker: int, workers: int) -> Share:
-    """The worker's part of the line of all tiles, and the request it starts in."""
-    ends = np.cumsum(_tiles(batch))
-    total = i32(int(ends[-1])) if batch.bs else 0
-    quota = _quota(batch, total, workers)
-    begin = min(total, worker * quota)
-    end = min(total, begin + quota)
-    b = int(np.searchsorted(ends, begin, side="right")) if begin < end else 0
-    return Share(b, int(ends[b - 1]) if b else 0, begin, end)
-
-
-def request_span(batch: Batch, b: int, workers: int) -> tuple[int, int]:
-    """The first worker that has tiles of request `b`, and how many workers do."""
-    tiles = _tiles(batch)
-    if not tiles[b]:
-        return 0, 0
-    quota = _quota(batch, i32(int(tiles.sum())), workers)
-    start = int(tiles[:b].sum())
-    first = start // quota
-    return first, (start + int(tiles[b]) - 1) // quota - first + 1
-
-
-def share_ops(g: Geometry) -> dict[str, Any]:
-    """The block's share of the work, found by one warp and left in shared memory for the others."""
-
-    def store_share(base: int, share: Share) -> None:
-        current().write(base + g.shared.share, np.int32, (4,))[:] = share
-
-    def load_share(base: int) -> Share:
-        return Share(*current().read(base + g.shared.share, np.int32, (4,)).tolist())
-
-    return {"first_share": first_share, "store_share": store_share, "load_share": load_share}
 
 
 def place_ops(g: Geometry) -> dict[str, Any]:
-    """Identity and arithmetic: what needs no barrier."""
+    """A warp's place in its launch; and what a GPU does between launches, which has no meaning here."""
     return {
         "device": lambda function: function,
-        "i32": i32,
         "warp_id": lambda: current().index,
         "shared_base": lambda: 0,
         "block_x": lambda: current().block.x,
@@ -104,8 +21,6 @@ def place_ops(g: Geometry) -> dict[str, Any]:
         "cluster_id": lambda: current().block.x // g.cluster,
         "cluster_count": lambda: current().cluster.dispatch.grid[0] // g.cluster,
         "cluster_rank": lambda: current().block.x % g.cluster,
-        "load_index": load_index,
-        "request_span": request_span,
         "release_next": lambda: None,
         "after_previous": lambda: None,
     }

@@ -21,9 +21,10 @@ Slots = NDArray[np.int64]
 
 
 def load_slots(batch: Batch, request: Request, first_tile: int, last_tile: int) -> Slots:
-    """[32] rows: lane l has token l % 16 of tile `first_tile + l // 16`, or of the last tile where that is behind it.
+    """[32] rows: lane l has token l % 16 of tile `first_tile + l // 16`, or of the last tile.
 
-    A prefix tile's rows are in the pool, a tail tile's among the draft latents. Tokens behind the end repeat the last.
+    A prefix tile's rows are in the pool, a tail tile's among the draft latents. Tokens behind the end repeat
+    the last.
     """
     memory = current().memory
     tile = np.minimum(first_tile + LANE // TILE, last_tile - 1)

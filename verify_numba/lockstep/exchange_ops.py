@@ -1,4 +1,4 @@
-"""Parts of the scores on their way to the warp that owns their rows: in this block, and from the partner block."""
+"""Parts of the scores on their way to the warp that owns their rows, here or in the partner block."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         return products[:, MMA_N * j : MMA_N * (j + 1)]
 
     def send(products: Floats, buffer: int, bars: int, me: int, rank: int) -> None:
-        """Starts the warp's parts on their way, and announces those from the partner at the warp's own barrier.
+        """Starts the warp's parts on their way, and announces those from the partner at its own barrier.
 
-        The barriers of the buffer begin at `bars`, one a score warp. A row tile goes to its owner in the partner
-        block and, where that is another warp, to its owner in this one.
+        The barriers of the buffer begin at `bars`, one a score warp. A row tile goes to its owner in the
+        partner block and, where that is another warp, to its owner in this one.
         """
         if g.cluster == 2:
             current().arrive_mbarrier(bars + 8 * me, PART_BYTES * g.k_groups * owned_count(g, me))
@@ -46,7 +46,7 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         for j, row_tile in enumerate(my_tiles(g, me)):
             data = np.ascontiguousarray(part_of(products, j)).view(np.uint8).reshape(1, PART_BYTES)
             at, bar = place(buffer, slot, row_tile), partner.mbarrier(bars + 8 * owner_of(g, row_tile))
-            warp.write_async(partner, at, data.shape, lambda data=data: data, bar)
+            warp.write_async(partner, at, data.shape, data.copy, bar)
 
     def send_here(products: Floats, buffer: int, bars: int, me: int) -> None:
         warp = current()
@@ -65,7 +65,7 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         return products[:, : MMA_N * g.owned_tiles]
 
     def receive(scores: Floats, buffer: int, bars: int, parity: int, me: int) -> Floats:
-        """Waits for all parts of the warp's own row tiles and adds them up; zero for a tile that it does not own."""
+        """Adds up all parts of the warp's own row tiles; zero for a tile that it does not own."""
         if g.exchange_slots == 0:
             return scores
         warp = current()

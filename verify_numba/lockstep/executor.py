@@ -1,9 +1,10 @@
 """Runs the blocks of one cluster side by side, switching only where a warp waits.
 
-Without a seed, warps take turns in a fixed order and asynchronous copies land at once. With a seed, another warp may
-run at every operation that touches shared memory or a barrier, and some warps are drawn to be much slower than others.
-In adversarial mode the destination of a copy is poisoned when the copy is issued, and its data and its completion come
-separately: at random moments, or only once every warp waits. A missing wait then shows as a NaN.
+Without a seed, warps take turns in a fixed order and asynchronous copies land at once. With a seed, another
+warp may run at every operation that touches shared memory or a barrier, and some warps are drawn to be much
+slower than others. In adversarial mode the destination of a copy is poisoned when the copy is issued, and its
+data and its completion come separately: at random moments, or only once every warp waits. A missing wait then
+shows as a NaN.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Cluster:
                     warp.throw()
 
     def deliver(self, delivery: Delivery, poison: Callable[[], None]) -> None:
-        """Starts an asynchronous write; `poison` spoils its destination, which is undefined until it lands."""
+        """Starts an asynchronous write; `poison` spoils the destination, undefined until it lands."""
         block = delivery.block
         if self._exited(block):
             raise ProtocolError(f"{delivery.label} is sent to block ({block.x}, {block.y}), which has exited")

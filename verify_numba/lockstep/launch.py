@@ -35,7 +35,7 @@ def run_kernel(
         memory: the arrays that the kernel may reach.
         seed: draws the order of the clusters and of the warps; without it the order is fixed.
         adversarial: lets asynchronous copies land as late as they may, or at any moment if there is a seed.
-        check_races: reports accesses to shared memory that no barrier orders, even if they ran in a good order.
+        check_races: reports accesses to shared memory that no barrier orders, in whatever order they ran.
 
     Raises:
         ValueError: `grid[0]` is not a multiple of `cluster`.

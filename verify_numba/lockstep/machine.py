@@ -1,4 +1,4 @@
-"""A block, a warp, and what a warp can do that concerns others: wait, arrive, touch shared memory, start a copy."""
+"""A block, a warp, and what a warp does that concerns others: wait, arrive, share memory, copy."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class GlobalMemory:
     def _windows(
         self, addresses: NDArray[np.int64], nbytes: int, align: int
     ) -> tuple[Bytes, NDArray[np.int64]]:
-        """Every run of `nbytes` bytes of the buffer as one overlapping view, and the runs that are asked for."""
+        """All runs of `nbytes` bytes of the buffer as one overlapping view, and those asked for."""
         low, high = int(addresses.min()), int(addresses.max())
         buffer = self._buffer(low, high + nbytes, 1)
         if align > 1 and (addresses % align).any():

@@ -35,7 +35,7 @@ class Part:
 
 
 def combine(m: Floats, s: Floats, o: Floats) -> Part:
-    """One part from n: [n, 8], [n, 8] and [n, 8, 32]. Where m is -inf a part counts for nothing, whatever its o is."""
+    """One part from n: [n, 8], [n, 8] and [n, 8, 32]. A part counts for nothing where its m is -inf."""
     top = np.fmax.reduce(m)
     weights = np.where(np.isneginf(m), np.float32(0), np.exp2(m - top))
     shares = np.where(weights[..., None] == 0, np.float32(0), o * weights[..., None])

@@ -1,7 +1,7 @@
 """Which row tiles a score warp multiplies and which of them it owns, that is, takes through the softmax.
 
-Score warp `me` is in row group `me // k_groups` and multiplies the group's tiles over column share `me % k_groups`.
-The group's tiles are dealt out in order to its warps; a warp's own come first among its tiles.
+Score warp `me` is in row group `me // k_groups` and multiplies the group's tiles over column share
+`me % k_groups`. The tiles are dealt out in order to the warps of the group; a warp's own come first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def owner_of(g: Geometry, row_tile: int) -> int:
 
 @cache
 def my_tiles(g: Geometry, me: int) -> tuple[int, ...]:
-    """The row tiles of the block that warp `me` multiplies, its own ones first, in the order of its products."""
+    """The row tiles that warp `me` multiplies, its own ones first, in the order of its products."""
     tiles = range(me // g.k_groups * g.group_tiles, (me // g.k_groups + 1) * g.group_tiles)
     first = next(t for t in tiles if owner_of(g, t) == me)
     return (*range(first, tiles.stop), *range(tiles.start, first))

@@ -1,9 +1,9 @@
 """Finds accesses to shared memory that no barrier keeps in order, whatever order they happened to run in.
 
-Vector clocks: every actor (a warp, or the copies that complete at one mbarrier) counts its steps and knows how far each
-other actor had come when a barrier last made it known. An access races with an earlier one of another actor that it
-does not know of. Each word of shared memory remembers who wrote it last and when each warp read it last. (FastTrack,
-Flanagan and Freund 2009, with whole tiles for single variables.)
+Vector clocks: every actor (a warp, or the copies of one warp that complete at one mbarrier) counts its steps
+and knows how far each other actor had come when a barrier last made it known. An access races with an earlier
+one of another actor that it does not know of. Each word of shared memory remembers who wrote it last and when
+each warp read it last. (FastTrack, Flanagan and Freund 2009, with whole tiles for single variables.)
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Actor:
 
 
 class Cast:
-    """The actors of one cluster: first the warps, block by block, then asynchronous writers as they turn up."""
+    """The actors of one cluster: the warps, block by block, then asynchronous writers as they turn up."""
 
     def __init__(self, warps: int, asynchronous: int) -> None:
         self._size = warps + asynchronous

@@ -89,7 +89,7 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
     def store_lse(
         ptr: int, row_offset: int, m: Floats, sums: Floats, me: int, my_row: int, rows: int, natural: int
     ) -> None:
-        """log2 (or ln, if `natural`) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
+        """log2 (or ln) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
         count = min(owned_rows(me), rows - my_row)
         if count > 0:
             lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))

@@ -24,8 +24,8 @@ STORE_ALIGN = 4
 def pack_partial(o: Floats) -> Floats:
     """[8 n, 32] float32 -> [n, *PARTIAL_SHAPE]: row and column to the lane and register that hold them.
 
-    Row 2 c + e is in lanes with l % 4 = c, registers with r % 2 = e; column 16 a + 8 h + d is in m16 tile a, lanes with
-    l // 4 = d, registers with r // 2 = h.
+    Row 2 c + e is in lanes with l % 4 = c, registers with r % 2 = e; column 16 a + 8 h + d is in m16 tile a,
+    lanes with l // 4 = d, registers with r // 2 = h.
     """
     n = len(o) // MMA_N
     axes = o.reshape(n, 4, 2, 2, 2, 8)  # [n, c, e, a, h, d]
