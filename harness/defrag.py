@@ -32,9 +32,7 @@ SAMPLES = 400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
-    parser.add_argument(
-        "--steps", type=int, default=20_000, help="allocator calls to simulate (default 20000)"
-    )
+    parser.add_argument("--steps", type=int, default=8_000, help="scheduler steps to simulate (default 8000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of arrivals and acceptance (default 0)")
     parser.add_argument("--tier", choices=TIERS, help="run one tier (default: all three, compared)")
     parser.add_argument("--trace", metavar="FILE", help="arrivals from a JSON Lines file instead of the seed")
@@ -57,15 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-every", type=int, default=500, help="steps between full checks (default 500)"
     )
+    parser.add_argument("--mover", action="store_true", help="time the mover on this machine's GPU instead")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-' for stdout)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw run lengths over time")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the tiers; returns the exit code."""
-    shape, settings = _shape(args), _settings(args)
     if args.json:
         jsonio.check_target(args.json)
+    if args.mover:
+        return _time_mover(args)
+    shape, settings = _shape(args), _settings(args)
     if args.plot:
         check_picture(args.plot)
     console = Console(stderr=args.json == jsonio.STDOUT)
@@ -82,6 +83,17 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         plot(results, args.plot)
     return 1 if any(r.broken for r in results) else 0
+
+
+def _time_mover(args: argparse.Namespace) -> int:
+    from harness.defrag_mover import print_timings, time_mover
+
+    timings = time_mover()
+    print_timings(timings, Console(stderr=args.json == jsonio.STDOUT))
+    if args.json:
+        document = {"format": "defrag-mover-1", "timings": [t.as_dict() for t in timings]}
+        jsonio.write_json(document, args.json)
+    return 0 if all(t.right for t in timings) else 1
 
 
 def _shape(args: argparse.Namespace) -> ServerShape:

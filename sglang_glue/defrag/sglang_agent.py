@@ -16,6 +16,7 @@ import torch
 
 from sglang_glue.defrag import torch_meter
 from sglang_glue.defrag.controller import Controller
+from sglang_glue.defrag.export import Exporter
 from sglang_glue.defrag.model_pools import SortCounters
 from sglang_glue.defrag.plan import Plan
 from sglang_glue.defrag.planner import PlannerSettings
@@ -62,6 +63,7 @@ class Agent:
         self.live: RunStats = EMPTY
         self.free: RunStats = EMPTY
         self.step = 0
+        self.exporter = Exporter(_rank_of(scheduler))
         self.site: Site | None = None
         self.unsupported: str | None = None
         self.controller: Controller | None = None
@@ -115,17 +117,19 @@ class Agent:
         held = [h for h in holders(requests_of(self.scheduler)) if h.committed]
         if not held:
             return
-        which = torch.tensor([h.row for h in held], device=table.device)
-        lengths = torch.tensor([h.committed for h in held], device=table.device)
+        which = torch_meter.upload([h.row for h in held], table.device)
+        lengths = torch_meter.upload([h.committed for h in held], table.device)
         live = torch_meter.start(table[which, : max(h.committed for h in held)], lengths)
-        free = self.scheduler.token_to_kv_pool_allocator.free_pages
-        row = torch.sort(free).values[None]
-        self._readings = live, torch_meter.start(row, torch.tensor([len(free)], device=free.device))
+        allocator = self.scheduler.token_to_kv_pool_allocator
+        free = torch.sort(torch.cat((allocator.free_pages, allocator.release_pages))).values
+        count = torch_meter.upload([len(free)], free.device)
+        self._readings = live, torch_meter.start(free[None], count)
 
     def _read(self) -> None:
         assert self._readings is not None
         self.live, self.free = (r.stats() for r in self._readings)
         self._readings = None
+        self.exporter.publish(self.report())
         if self.controller is not None and self.controller.due(self.step):
             self._wanted = self.controller.wants(self.live.mean)
             if not self._wanted:
@@ -167,6 +171,7 @@ class Agent:
         finally:
             pause = 1e3 * (time.perf_counter() - began)
             self.counters.longest_pause_ms = max(self.counters.longest_pause_ms, pause)
+            self.exporter.publish(self.report())
 
     def _carry_out(
         self, snapshot: Snapshot, stamp: Stamp, plan: Plan, held: list[Holder], requests: list[Any]
@@ -187,6 +192,14 @@ class Agent:
             self.counters.refused[reason] = 0
         if reason in self.counters.refused:
             self.counters.refused[reason] += 1
+
+
+def _rank_of(scheduler: Any) -> str:
+    """The tensor-parallel rank; 0.5.17 and later keep it among the parallel settings."""
+    for owner in (scheduler, getattr(scheduler, "ps", None)):
+        if owner is not None and hasattr(owner, "tp_rank"):
+            return str(owner.tp_rank)
+    return "unknown"
 
 
 def verify(site: Site, before: Snapshot, plan: Plan, held: list[Holder]) -> None:

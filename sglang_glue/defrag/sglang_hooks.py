@@ -54,6 +54,7 @@ def after_scheduler_init(
     if settings.tier is Tier.RELOCATE:
         agent.enable_relocation()
     setattr(scheduler, AGENT, agent)
+    agent.exporter.publish(agent.report())
     watch(scheduler, agent)
 
 

@@ -7,6 +7,7 @@ them later. Equal to ``runs.summarise`` in all it gives.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -29,13 +30,23 @@ def measure(block: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     ends &= valid
     begun = torch.cummax(torch.where(starts, at[None], 0), 1).values
     run = torch.where(ends, at[None] - begun + 1, 0).flatten()
-    bounds = torch.tensor(BUCKETS, device=wide.device)
-    bucket = (torch.bucketize(run, bounds, right=True) - 1).clamp_(min=0)
+    bucket = (torch.bucketize(run, _bounds(wide.device), right=True) - 1).clamp_(min=0)
     counts = torch.zeros(len(BUCKETS), dtype=torch.int64, device=wide.device)
     tokens = torch.zeros_like(counts)
     counts.scatter_add_(0, bucket, ends.flatten().to(torch.int64))
     tokens.scatter_add_(0, bucket, run)
     return torch.cat((counts.sum()[None], run.amax()[None], counts, tokens))
+
+
+@cache
+def _bounds(device: torch.device) -> torch.Tensor:
+    return torch.tensor(BUCKETS, device=device)
+
+
+def upload(values: list[int], device: torch.device) -> torch.Tensor:
+    """Integers on the device, without waiting: a plain copy would wait for all that its stream has been given."""
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 @dataclass

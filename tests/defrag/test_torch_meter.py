@@ -45,7 +45,7 @@ def test_a_reading_is_taken_without_a_synchronisation() -> None:
     torch_meter.start(block, lengths).stats()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        reading = torch_meter.start(block, lengths)
+        reading = torch_meter.start(block, torch_meter.upload([1024] * 4, block.device))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert reading.stats().runs == 4

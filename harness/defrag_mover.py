@@ -1,0 +1,129 @@
+"""`defrag --mover`: what a relocation's copy costs on this machine's GPU.
+
+Layer buffers as a server has them (61 layers of 1152-byte rows), random plans of several sizes and shapes. Each plan
+is followed by its inverse, so every pass moves real rows; after the passes all rows must be back in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import UsageError
+from sglang_glue.defrag.mover import Pools, move_on_gpu
+from sglang_glue.defrag.plan import Plan, make_plan
+from sglang_glue.defrag.runs import Slots
+
+LAYERS = 61
+ROW_BYTES = 1152
+SLOTS = 65_536
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One plan: microseconds of the launch on the GPU (plan upload included) and of the host call, medians.
+
+    ``gigabytes_per_second`` counts a moved byte once read and once written.
+    """
+
+    shape: str
+    rows: int
+    chains: int
+    gpu_us: float
+    host_us: float
+    gigabytes_per_second: float
+    right: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plans() -> list[tuple[str, Plan]]:
+    """Holes filled one by one, a stretch that slides by one slot, and slots that change places in cycles."""
+    rng = np.random.default_rng(0)
+    found = []
+    for rows in (256, 1024, 4096):
+        deal = rng.permutation(SLOTS - 1) + 1
+        found.append(("to free slots", _plan(deal[:rows], deal[rows : 2 * rows], deal[rows:])))
+    slide = np.arange(1, 257)
+    found.append(("slide by one", _plan(slide, slide + 1, np.arange(257, SLOTS))))
+    ring = rng.permutation(SLOTS - 1)[:1024] + 1
+    found.append(
+        (
+            "cycles of 8",
+            _plan(ring, np.roll(ring.reshape(-1, 8), 1, axis=1).reshape(-1), np.empty(0, np.int64)),
+        )
+    )
+    return found
+
+
+def time_mover() -> list[Timing]:
+    """Time every plan. Raises UsageError on a machine without a CUDA GPU."""
+    if not cuda.is_available():
+        raise UsageError("--mover: needs an NVIDIA GPU, and none was found")
+    rng = np.random.default_rng(1)
+    content = rng.integers(0, 256, (SLOTS, ROW_BYTES), np.uint8)
+    buffers = [cuda.to_device(content) for _ in range(LAYERS)]
+    addresses = [b.device_ctypes_pointer.value for b in buffers]
+    pools = Pools(np.array(addresses, np.int64), np.full(LAYERS, ROW_BYTES, np.int64), SLOTS)
+    return [_time(shape, plan, pools, buffers, content) for shape, plan in plans()]
+
+
+def _time(shape: str, plan: Plan, pools: Pools, buffers: Sequence[Any], content: NDArray[np.uint8]) -> Timing:
+    back = _plan(plan.dst, plan.src, plan.free_after(np.setdiff1d(np.arange(1, SLOTS), plan.src)))
+    move_on_gpu(pools, plan, 0)
+    right = all(np.array_equal(_rows(b, plan.dst), content[plan.src]) for b in (buffers[0], buffers[-1]))
+    move_on_gpu(pools, back, 0)
+    gpu, host = [], []
+    for _ in range(REPEATS):
+        begin, end = cuda.event(), cuda.event()
+        cuda.synchronize()
+        called = time.perf_counter()
+        begin.record()
+        move_on_gpu(pools, plan, 0)
+        end.record()
+        host.append(time.perf_counter() - called)
+        end.synchronize()
+        gpu.append(1e-3 * begin.elapsed_time(end))
+        move_on_gpu(pools, back, 0)
+    right &= all(np.array_equal(b.copy_to_host(), content) for b in (buffers[0], buffers[-1]))
+    seconds = float(np.median(gpu))
+    bandwidth = 2e-9 * len(plan) * pools.slot_bytes / seconds
+    return Timing(
+        shape, len(plan), plan.chains, 1e6 * seconds, 1e6 * float(np.median(host)), bandwidth, right
+    )
+
+
+def _plan(src: Slots, dst: Slots, free: Slots) -> Plan:
+    return make_plan(src, dst, free, SLOTS - 1)
+
+
+def _rows(buffer: Any, slots: Slots) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = buffer.copy_to_host()[slots]
+    return found
+
+
+def print_timings(timings: Sequence[Timing], console: Console) -> None:
+    """One line a plan."""
+    table = Table(title=f"The mover: {LAYERS} layers of {ROW_BYTES}-byte rows, median of {REPEATS}")
+    for name in ("plan", "rows", "chains", "GPU us", "host us", "GB/s", "rows right"):
+        table.add_column(name, justify="left" if name == "plan" else "right")
+    for t in timings:
+        numbers = (
+            str(t.rows),
+            str(t.chains),
+            f"{t.gpu_us:.0f}",
+            f"{t.host_us:.0f}",
+            f"{t.gigabytes_per_second:.0f}",
+        )
+        table.add_row(t.shape, *numbers, "yes" if t.right else "NO")
+    console.print(table)
