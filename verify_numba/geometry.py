@@ -20,13 +20,10 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-EXCHANGE_BUFFERS = 2
-"""Tiles of partial scores in flight between score warps.
-
-Every score warp owns at least one row tile, and sends its part of tile i + 1 only after it has received tile i. So when
-it sends tile i + 1, all that share its rows have sent tile i and, before that, read tile i - 1, whose buffer it uses."""
+SCORE_BUFFERS = 2
+"""Tiles of partial scores between score warps and softmax warps."""
 WEIGHT_BUFFERS = 2
-"""Tiles of softmax weights between score warps and value warps."""
+"""Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
 """Columns in one chunk of a partial result: two m16 tiles of one value warp."""
 
@@ -39,11 +36,10 @@ class Geometry:
     n_tiles: int
     stages: int
     group_tiles: int = 3
-    """n8 tiles of query rows that one score warp multiplies."""
+    """n8 tiles of query rows in a group: what one score warp multiplies and one softmax warp takes further."""
     k_groups: int = 2
-    """Score warps that share the columns of one group of row tiles: their queries must fit in registers. Each of them
-    adds up the parts of the tiles that it owns, and takes these through the softmax."""
-    copy_warps: int = 2
+    """Score warps that share the columns of a group, since their queries must fit in registers."""
+    copy_warps: int = 1
     bulk: bool = False
     chains: int = 1
     """Independent sums a row tile, so that an mma need not wait for the one before."""
@@ -70,8 +66,13 @@ class Geometry:
         return D_QK // self.cluster // MMA_K
 
     @property
+    def groups(self) -> int:
+        """Groups of row tiles, and softmax warps."""
+        return self.n_tiles // self.group_tiles
+
+    @property
     def score_warps(self) -> int:
-        return self.n_tiles // self.group_tiles * self.k_groups
+        return self.groups * self.k_groups
 
     @property
     def warp_k_steps(self) -> int:
@@ -79,19 +80,18 @@ class Geometry:
         return self.k_steps // self.k_groups
 
     @property
-    def owned_tiles(self) -> int:
-        """Row tiles that a score warp owns at most: with 3 tiles for 2 warps, the first owns two, the second one."""
-        return -(-self.group_tiles // self.k_groups)
+    def score_parts(self) -> int:
+        """Parts that a score consists of: one a column share of each block of the cluster."""
+        return self.k_groups * self.cluster
 
     @property
-    def exchange_slots(self) -> int:
-        """Parts of a row tile that its owner receives: from the other warps of its group, here and in the partner."""
-        return self.k_groups - 1 + (self.k_groups if self.cluster == 2 else 0)
+    def first_softmax_warp(self) -> int:
+        return VALUE_WARPS + self.score_warps
 
     @property
     def first_copy_warp(self) -> int:
-        """Value warps come first, then score warps, then copy warps."""
-        return VALUE_WARPS + self.score_warps
+        """Value warps come first, then score warps, softmax warps and copy warps."""
+        return self.first_softmax_warp + self.groups
 
     @property
     def threads(self) -> int:
@@ -122,9 +122,9 @@ class Geometry:
         return self.n_tiles * TILE * MMA_N * 2
 
     @property
-    def exchange_bytes(self) -> int:
-        """One tile of float32 partial scores, [exchange_slots, n_tiles, 32 lanes, 4]."""
-        return self.exchange_slots * self.n_tiles * TILE * MMA_N * 4
+    def score_bytes(self) -> int:
+        """One tile of float32 partial scores, [score_parts, n_tiles, 32 lanes, 4]."""
+        return self.score_parts * self.n_tiles * TILE * MMA_N * 4
 
     @cached_property
     def shared(self) -> SharedMap:
@@ -136,15 +136,12 @@ class SharedMap:
     """Byte offsets in dynamic shared memory. Barrier fields are the first of their ring, eight bytes each."""
 
     stage: int
-    exchange: int
+    scores: int
     weights: int
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
     grew: int
-    """[WEIGHT_BUFFERS, 8] int32, one a score warp: whether its alpha differs from one."""
-    maxima: int
-    """[score_warps, 8 * owned_tiles] float32: the running maxima, in base 2. In shared memory because a score
-    warp's registers are full of queries."""
+    """[WEIGHT_BUFFERS, 4] int32, one a softmax warp: whether its alpha differs from one."""
     inverse: int
     """[rows] float32: one over the softmax denominator."""
     share: int
@@ -155,8 +152,9 @@ class SharedMap:
     weights_empty: int
     inverse_full: int
     inverse_empty: int
-    exchange_full: int
-    """[EXCHANGE_BUFFERS, score_warps] barriers."""
+    scores_full: int
+    """[SCORE_BUFFERS, groups] barriers, as is `scores_empty`."""
+    scores_empty: int
     total: int
 
     @staticmethod
@@ -171,11 +169,10 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            exchange=take(EXCHANGE_BUFFERS * g.exchange_bytes, 128),
+            scores=take(SCORE_BUFFERS * g.score_bytes, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
-            grew=take(WEIGHT_BUFFERS * 8 * 4),
-            maxima=take(32 * g.score_warps * g.owned_tiles),
+            grew=take(WEIGHT_BUFFERS * 16),
             inverse=take(g.rows * 4),
             share=take(16),
             full=take(8 * g.stages),
@@ -184,21 +181,21 @@ class SharedMap:
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            exchange_full=take(8 * EXCHANGE_BUFFERS * g.score_warps, 8),
+            scores_full=take(8 * SCORE_BUFFERS * g.groups, 8),
+            scores_empty=take(8 * SCORE_BUFFERS * g.groups, 8),
             total=-(-offset // 16) * 16,
         )
 
 
 CLUSTER_FORMS = (
-    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1),
-    Geometry(cluster=2, n_tiles=3, stages=9),
-    Geometry(cluster=2, n_tiles=6, stages=8),
-    Geometry(cluster=2, n_tiles=9, stages=7),
+    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, copy_warps=2),
+    Geometry(cluster=2, n_tiles=3, stages=8),
+    Geometry(cluster=2, n_tiles=6, stages=7, copy_warps=2),
+    Geometry(cluster=2, n_tiles=9, stages=6, copy_warps=2),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (
-    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1),
-    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3),
-    Geometry(cluster=1, n_tiles=6, stages=4, k_groups=3),
+    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, copy_warps=2),
+    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3, copy_warps=2),
 )
 """Without clusters, from compute capability 8.0 on."""

@@ -24,7 +24,7 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
     def value_role(batch, block, me, row_capacity, part_o, out):
         base = block.base
         share = load_share(base)
-        count, stage, parity, segment = i32(0), i32(0), i32(0), i32(0)
+        stage, parity, buffer, turn, segment = i32(0), i32(0), i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -32,15 +32,16 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
             if first < last and block.row0 < rows:
                 o = zero_o()
                 for _ in range(first, last):
-                    buffer = i32(count & (WEIGHT_BUFFERS - 1))
                     wait(base + FULL + 8 * stage, parity)
-                    wait(base + WEIGHTS_FULL + 8 * buffer, i32((count // WEIGHT_BUFFERS) & 1))
-                    if any_grew(base + GREW + 32 * buffer) != 0:
-                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 32 * buffer)
+                    wait(base + WEIGHTS_FULL + 8 * buffer, turn)
+                    if any_grew(base + GREW + 16 * buffer) != 0:
+                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 16 * buffer)
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
                     arrive(base + WEIGHTS_EMPTY + 8 * buffer)
-                    count = i32(count + 1)
+                    buffer = i32(buffer + 1)
+                    if buffer == WEIGHT_BUFFERS:
+                        buffer, turn = i32(0), i32(turn ^ 1)
                     stage = i32(stage + 1)
                     if stage == STAGES:
                         stage, parity = i32(0), i32(parity ^ 1)

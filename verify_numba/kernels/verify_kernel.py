@@ -5,10 +5,11 @@ of all requests follow one another, and each worker (a block, or a cluster of tw
 one long request spreads over all multiprocessors, many short ones take one each, and nothing depends on lengths that
 the host knows. A share that covers a whole request writes the result; any other writes a partial, for the merge.
 
-Inside a block the warps have three roles, joined by mbarriers in shared memory:
+Inside a block the warps have four roles, joined by mbarriers in shared memory:
 
     copy    slots -> rows -> a ring of stages
-    score   S = K Q^T, the partner block's half added, the mask, online softmax -> weights P
+    score   parts of S = K Q^T, one a share of the columns
+    softmax the parts added up (the partner block's too), the mask, the online softmax -> weights P
     value   O = alpha O + V^T P
 
 The method is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) split over the keys (Flash-Decoding,
@@ -24,6 +25,7 @@ from typing import Any
 from verify_numba.geometry import VALUE_WARPS, Geometry
 from verify_numba.kernels.copy_role import make_copy_role
 from verify_numba.kernels.score_role import make_score_role
+from verify_numba.kernels.softmax_role import make_softmax_role
 from verify_numba.kernels.value_role import make_value_role
 from verify_numba.kernels.work import Batch, Block
 
@@ -33,7 +35,7 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
 
     Grid (cluster * workers, row blocks), `g.threads` threads. Pointers are int64 addresses, strides are bytes.
     """
-    ROWS, FIRST_COPY_WARP = g.rows, g.first_copy_warp
+    ROWS, FIRST_SOFTMAX_WARP, FIRST_COPY_WARP = g.rows, g.first_softmax_warp, g.first_copy_warp
     i32, warp_id, shared_base = ops.i32, ops.warp_id, ops.shared_base
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
@@ -44,7 +46,8 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
     init_barriers, announce, await_start, settle, finish = (
         ops.init_barriers, ops.announce, ops.await_start, ops.settle, ops.finish,
     )  # fmt: skip
-    copy_role, score_role, value_role = make_copy_role(g, ops), make_score_role(g, ops), make_value_role(g, ops)
+    copy_role, score_role = make_copy_role(g, ops), make_score_role(g, ops)
+    softmax_role, value_role = make_softmax_role(g, ops), make_value_role(g, ops)
 
     def verify_kernel(
         q, q_token_stride, q_head_stride, k, k_stride, pool, pool_stride,
@@ -71,11 +74,12 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
             copy_role(batch, block, i32(warp - FIRST_COPY_WARP), share, k, k_stride, pool, pool_stride)
         else:
             await_start()
-            if warp >= VALUE_WARPS:
-                score_role(batch, block, i32(warp - VALUE_WARPS), scale,
-                           q, q_token_stride, q_head_stride, row_capacity, part_lse, lse)  # fmt: skip
-            else:
+            if warp < VALUE_WARPS:
                 value_role(batch, block, warp, row_capacity, part_o, out)
+            elif warp < FIRST_SOFTMAX_WARP:
+                score_role(batch, block, i32(warp - VALUE_WARPS), q, q_token_stride, q_head_stride)
+            else:
+                softmax_role(batch, block, i32(warp - FIRST_SOFTMAX_WARP), scale, row_capacity, part_lse, lse)
         finish()
 
     return verify_kernel

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import EXCHANGE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import SCORE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
 from verify_numba.ptx.asm import (
     I32, VOID, asm, i32, i64, instruction, integer, lane_id, less, load_shared, store_shared, tile, tile_op, void,
@@ -180,17 +180,25 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
-        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.score_warps)
+        _init(b, base, at.scores_full, SCORE_BUFFERS * g.groups, g.k_groups + clustered)
+        _init(b, base, at.scores_empty, SCORE_BUFFERS * g.groups, g.cluster)
+        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.groups)
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
-        _init(b, base, at.inverse_full, 1, g.score_warps)
+        _init(b, base, at.inverse_full, 1, g.groups)
         _init(b, base, at.inverse_empty, 1, VALUE_WARPS)
-        _init(b, base, at.exchange_full, EXCHANGE_BUFFERS * g.score_warps, g.k_groups - (not clustered))
         if clustered:
             asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
         asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
     arrive = tile_op(void, [i32], arrive_warp)
     wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
+    # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it without
+    # the cache invalidation that an unrestricted one compiles to.
+    wait_partner = tile_op(
+        void, [i32, i32],
+        lambda b, bar, parity: spin(b, bar, parity, "mbarrier.try_wait.parity.relaxed.cluster.shared::cta",
+                                    "fence.acquire.sync_restrict::shared::cluster.cluster;"),
+    )  # fmt: skip
 
     if clustered:
         announce_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned;"
@@ -237,7 +245,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index,
         first_share=first_share, store_share=store_share, load_share=load_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
-        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,
+        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_partner if clustered else wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
         finish=blank_or(finish_text),
         # The next kernel may be set up from now on; it waits for this one's end before it reads results.

@@ -19,7 +19,6 @@ from verify_numba.ptx.asm import (
     I32,
     VOID,
     add,
-    anew,
     asm,
     const,
     ex2,
@@ -32,7 +31,6 @@ from verify_numba.ptx.asm import (
     lane_id,
     less,
     lg2,
-    load_shared,
     over_tokens,
     pack_bf16,
     store_shared,
@@ -43,7 +41,6 @@ from verify_numba.ptx.asm import (
     wide,
 )
 from verify_numba.ptx.control import device
-from verify_numba.ptx.ownership import Owner
 
 FLT_MAX = 3.4028234663852886e38
 SLACK = 8.0
@@ -51,7 +48,7 @@ SLACK = 8.0
 
 
 def softmax_ops(g: Geometry) -> SimpleNamespace:
-    per_warp, owner = g.owned_tiles, Owner(g)
+    per_warp = g.group_tiles
     scores_t, state_t = tile(f32, 4 * per_warp), tile(f32, 2 * per_warp)
     n_scores, n_state = 4 * per_warp, 2 * per_warp
 
@@ -68,7 +65,8 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
     def exceeds_body(b: Any, d: Any) -> Any:
         values = unpack(b, d, n_scores)
         while len(values) > 1:
-            values = [fmax(b, x, y) for x, y in zip(values[::2], values[1::2], strict=True)]
+            pairs = [fmax(b, x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
+            values = pairs + values[len(values) - len(values) % 2 :]
         over = b.zext(b.fcmp_ordered(">", values[0], const(SLACK)), I32)
         text = "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}"
         return asm(b, I32, text, "=r,r", [over])
@@ -91,54 +89,37 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             for row, total in enumerate(unpack(b, sums, n_state))
         ]
 
-    def rows_to_shared(b: Any, address: Any, values: list[Any], me: Any) -> None:
+    def rows_to_shared(b: Any, address: Any, values: list[Any], my_tile: Any) -> None:
         """One float a query row, by the lanes that hold its first token."""
-        lanes, me = anew(b, lane_id(b)), anew(b, me)
-        at = b.add(address, b.add(b.mul(owner.first_tile(b, me), integer(32)), b.mul(lanes, integer(8))))
-        for n in range(per_warp):
-            flag = less(b, lanes, 4)
-            if (owns := owner.owns(b, me, n)) is not None:
-                flag = b.and_(flag, owns)
-            store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], flag)
-
-    def maxima_at(b: Any, address: Any, me: Any) -> Any:
-        return b.add(address, b.mul(me, integer(32 * per_warp)))
-
-    def store_maxima_body(b: Any, address: Any, m: Any, me: Any) -> None:
-        lanes, values = anew(b, lane_id(b)), unpack(b, m, n_state)
-        at = b.add(maxima_at(b, address, me), b.mul(lanes, integer(8)))
+        lanes = lane_id(b)
+        at = b.add(address, b.add(b.mul(my_tile, integer(32)), b.mul(lanes, integer(8))))
         for n in range(per_warp):
             store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], less(b, lanes, 4))
-        asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
-    def load_maxima_body(b: Any, address: Any, me: Any) -> list[Any]:
-        at = b.add(maxima_at(b, address, anew(b, me)), b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
-        return [x for n in range(per_warp) for x in load_shared(b, at, 32 * n, 2)]
+    def store_alpha_body(b: Any, address: Any, alpha: Any, my_tile: Any) -> None:
+        rows_to_shared(b, address, unpack(b, alpha, n_state), my_tile)
 
-    def store_alpha_body(b: Any, address: Any, alpha: Any, me: Any) -> None:
-        rows_to_shared(b, address, unpack(b, alpha, n_state), me)
-
-    def store_inverse_body(b: Any, address: Any, sums: Any, me: Any) -> None:
+    def store_inverse_body(b: Any, address: Any, sums: Any, my_tile: Any) -> None:
         inverse = []
         for total in unpack(b, sums, n_state):
             reciprocal = asm(b, F32, "rcp.rn.f32 $0, $1;", "=f,f", [total], volatile=False)
             inverse.append(b.select(b.fcmp_ordered("==", total, const(0.0)), const(0.0), reciprocal))
-        rows_to_shared(b, address, inverse, me)
+        rows_to_shared(b, address, inverse, my_tile)
 
-    def store_weights_body(b: Any, address: Any, p: Any, me: Any) -> None:
+    def store_weights_body(b: Any, address: Any, p: Any, my_tile: Any) -> None:
         """[16 tokens][8 rows] bf16 an n8 tile: ldmatrix.trans turns it into a B fragment."""
-        values, me = unpack(b, p, n_scores), anew(b, me)
-        at = b.add(address, b.add(b.mul(owner.first_tile(b, me), integer(256)), b.mul(lane_id(b), integer(4))))
+        values = unpack(b, p, n_scores)
+        at = b.add(address, b.add(b.mul(my_tile, integer(256)), b.mul(lane_id(b), integer(4))))
         for n in range(per_warp):
             for half in range(2):
                 e = 4 * n + 2 * half
                 word = pack_bf16(b, values[e], values[e + 1])
-                store_shared(b, at, 256 * n + 128 * half, [word], owner.owns(b, me, n))
+                store_shared(b, at, 256 * n + 128 * half, [word])
 
     def store_grew_body(b: Any, address: Any, grew: Any) -> None:
         store_shared(b, address, 0, [grew], less(b, lane_id(b), 1))
 
-    def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, me: Any, my_row: Any, rows: Any, natural: Any) -> None:
+    def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, my_row: Any, rows: Any, natural: Any) -> None:
         lanes = lane_id(b)
         factor = b.select(b.icmp_signed("!=", natural, integer(0)), const(math.log(2.0)), const(1.0))
         for row, (top, total) in enumerate(zip(unpack(b, m, n_state), unpack(b, sums, n_state), strict=True)):
@@ -147,16 +128,14 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             local = b.add(b.mul(lanes, integer(2)), integer(8 * (row // 2) + row % 2))
             inside = b.zext(b.icmp_signed("<", b.add(my_row, local), rows), I32)
             flag = b.and_(less(b, lanes, 4), inside)
-            if (owns := owner.owns(b, me, row // 2)) is not None:
-                flag = b.and_(flag, owns)
             at = b.add(pointer, b.mul(b.sext(local, pointer.type), wide(4)))
             asm(b, VOID, "{.reg .pred p; setp.ne.s32 p, $2, 0; @p st.global.f32 [$0], $1;}", "l,f,r,~{memory}", [at, lse, flag])
 
-    store_lse_at = tile_op(void, [i64, state_t, state_t, i32, i32, i32, i32], store_lse_body)
+    store_lse_at = tile_op(void, [i64, state_t, state_t, i32, i32, i32], store_lse_body)
 
     @device
-    def store_lse(pointer, row_offset, m, sums, me, my_row, rows, natural):
-        store_lse_at(pointer + 4 * (i64(row_offset) + my_row), m, sums, me, my_row, rows, natural)
+    def store_lse(pointer, row_offset, m, sums, my_row, rows, natural):
+        store_lse_at(pointer + 4 * (i64(row_offset) + my_row), m, sums, my_row, rows, natural)
 
     one_exp2 = lambda b, x: [ex2(b, v) for v in unpack(b, x, n_scores)]  # noqa: E731
     return SimpleNamespace(
@@ -169,8 +148,6 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         exp2=tile_op(scores_t, [scores_t], one_exp2),
         add_sums=tile_op(state_t, [state_t, scores_t], add_sums_body),
         total_sums=tile_op(state_t, [state_t], lambda b, x: [over_tokens(b, v, add) for v in unpack(b, x, n_state)]),
-        store_maxima=tile_op(void, [i32, state_t, i32], store_maxima_body),
-        load_maxima=tile_op(state_t, [i32, i32], load_maxima_body),
         store_alpha=tile_op(void, [i32, state_t, i32], store_alpha_body),
         store_grew=tile_op(void, [i32, i32], store_grew_body),
         store_weights=tile_op(void, [i32, scores_t, i32], store_weights_body),

@@ -1,0 +1,108 @@
+"""The softmax warps: parts of scores to scores, the mask, the online softmax, and the weights P for the value warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verify_numba.geometry import SCORE_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
+from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
+
+
+def make_softmax_role(g: Geometry, ops: Any) -> Any:
+    ROWS, GROUPS, GROUP_TILES = g.rows, g.groups, g.group_tiles
+    SCORE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.score_bytes, g.weight_bytes, 4 * g.rows
+    at = g.shared
+    SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
+    WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
+    ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
+    INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
+    i32, wait, wait_cluster, arrive, load_share = ops.i32, ops.wait, ops.wait_cluster, ops.arrive, ops.load_share
+    arm_scores, gather_scores, release_scores = ops.arm_scores, ops.gather_scores, ops.release_scores
+    load_index, keep_first, keep_visible = ops.load_index, ops.keep_first, ops.keep_visible
+    lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
+    rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
+    store_alpha, store_grew, store_weights = ops.store_alpha, ops.store_grew, ops.store_weights
+    total_sums, store_inverse, store_lse = ops.total_sums, ops.store_inverse, ops.store_lse
+    request_of, stop_of, after = make_walk(ops)
+
+    @ops.device
+    def whole_scores(base, count, me, rank):
+        """All parts of this group's scores, added up; their buffer is free again."""
+        buffer = i32(count & (SCORE_BUFFERS - 1))
+        bar = i32(8 * (GROUPS * buffer + me))
+        arm_scores(base + SCORES_FULL + bar)
+        wait_cluster(base + SCORES_FULL + bar, i32((count // SCORE_BUFFERS) & 1))
+        scores = gather_scores(base + SCORES + SCORE_BYTES * buffer, me)
+        release_scores(base + SCORES_EMPTY + bar, rank)
+        return scores
+
+    @ops.device
+    def tree_scores(scores, batch, request, b, tile, my_row):
+        """-inf where the tree mask hides a draft token."""
+        cells, stride = batch.mask, request.T
+        if batch.layout != CHAIN:
+            cells = batch.mask + load_index(batch.mask_indptr, b, batch.widths & MASK_WIDE)
+        if batch.layout == FULL_MASK:
+            cells, stride = cells + request.L, i32(request.L + request.T)
+        token = i32(TILE * (tile - request.prefix_tiles))
+        return keep_visible(scores, cells, stride, batch.layout, my_row, batch.H, request.T, token)
+
+    @ops.device
+    def finish_rows(batch, block, request, b, whole, m, sums, my_row, row_capacity, part_lse, lse):
+        """The log-sum-exp of the rows: of a part, or, where this worker did all tiles of the request, of the whole."""
+        rows = i32(min(request.T * batch.H, block.row0 + ROWS))
+        if not whole:
+            slot = i32(block.worker + b)
+            store_lse(part_lse, slot * row_capacity, m, sums, my_row, rows, 0)
+        elif lse != 0:
+            store_lse(lse, request.n0 * batch.H, m, sums, my_row, rows, 1)
+
+    @ops.device
+    def softmax_role(batch, block, me, scale, row_capacity, part_lse, lse):
+        base = block.base
+        my_tile = i32(GROUP_TILES * me)
+        my_row = i32(block.row0 + 8 * my_tile)
+        share = load_share(base)
+        count, buffer, turn, segment = i32(0), i32(0), i32(1), i32(0)
+        while share.begin < share.end:
+            request = request_of(batch, share.b)
+            first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
+            if first < last and block.row0 < request.T * batch.H:
+                m, sums = lowest(), zero_sums()
+                for tile_ in range(first, last):
+                    tile = i32(tile_)
+                    scores = whole_scores(base, count, me, block.rank)
+                    if tile >= request.prefix_tiles:
+                        scores = tree_scores(scores, batch, request, share.b, tile, my_row)
+                    elif i32(request.L - TILE * tile) < TILE:
+                        scores = keep_first(scores, i32(request.L - TILE * tile))
+
+                    d = exponents(scores, scale, m)
+                    grew = exceeds(d)
+                    wait(base + WEIGHTS_EMPTY + 8 * buffer, turn)
+                    if grew != 0:
+                        grown = grow(scores, scale, m)
+                        alpha = rescale(m, grown)
+                        store_alpha(base + ALPHA + ALPHA_BYTES * buffer, alpha, my_tile)
+                        sums, m = scale_sums(sums, alpha), grown
+                        d = exponents(scores, scale, m)
+                    p = exp2(d)
+                    store_grew(base + GREW + 16 * buffer + 4 * me, grew)
+                    store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
+                    arrive(base + WEIGHTS_FULL + 8 * buffer)
+                    sums = add_sums(sums, p)
+                    count, buffer = i32(count + 1), i32(buffer + 1)
+                    if buffer == WEIGHT_BUFFERS:
+                        buffer, turn = i32(0), i32(turn ^ 1)
+
+                sums = total_sums(sums)
+                wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))
+                store_inverse(base + INVERSE, sums, my_tile)
+                arrive(base + INVERSE_FULL)
+                segment = i32(segment + 1)
+                if block.rank == 0:
+                    finish_rows(batch, block, request, share.b, last - first == request.tiles, m, sums, my_row,
+                                row_capacity, part_lse, lse)  # fmt: skip
+            share = after(share, request)
+
+    return softmax_role
