@@ -81,8 +81,10 @@ class Layout:
 
     def _gain(self, moved: Slots, target: Slots) -> int:
         heads = self.prev[moved]
-        heads = heads[heads != 0]
-        watched = np.unique(np.concatenate((moved, heads)))
+        self._mark[moved] = True
+        outside = heads[(heads != 0) & ~self._mark[heads]]  # distinct: no two tokens follow the same one
+        self._mark[moved] = False
+        watched = np.concatenate((moved, outside))
         watched = watched[self.succ[watched] != 0]
         before = self._links(watched)
         old = self.slot_of[moved]

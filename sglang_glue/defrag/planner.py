@@ -150,13 +150,19 @@ def _detached(layout: Layout, piece: Slots) -> int:
 def _best(
     layout: Layout, piece: Slots, windows: _FreeWindows, blocks: _Blocks, settings: PlannerSettings, left: int
 ) -> Effect | None:
-    """The window with most links gained a row; None when none gains enough within ``left`` rows."""
+    """The window with most links gained a row; None when none gains enough within ``left`` rows.
+
+    The first one that mends every break of the stretch and copies nothing else is as good as can be.
+    """
     best: Effect | None = None
+    breaks = layout.breaks(piece) * int(layout.weight[piece[0]])
     for at in _candidates(layout, piece, windows, blocks):
         effect = layout.effect(piece, at)
         worth = 0 < effect.gain and effect.rows <= left and effect.gain * settings.high >= effect.rows
         if worth and (best is None or effect.gain * best.rows > best.gain * effect.rows):
             best = effect
+            if effect.gain >= breaks and effect.tokens.size == piece.size:
+                break
     return best
 
 

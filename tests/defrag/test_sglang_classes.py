@@ -138,3 +138,29 @@ def test_other_allocators_are_refused_by_name() -> None:
         activate_sorted(paged)
     with pytest.raises(Unsupported, match="SortedTokenAllocator"):
         activate_sorted(sorted_real(10))
+
+
+@pytest.mark.gpu
+def test_sorted_allocation_never_waits_for_the_device() -> None:
+    import torch
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+
+    from sglang_glue.defrag.sglang_allocator import activate_sorted
+
+    allocator = TokenToKVPoolAllocator(10_000, torch.bfloat16, "cuda", None, need_sort=False)
+    activate_sorted(allocator)
+    model = SortedAllocator(10_000)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = []
+        for n in (300, 40, 2000, 7, 64):
+            got.append(allocator.alloc(n))
+            allocator.free(got[-1][::3])
+        got.append(allocator.alloc(9000))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for n, slots in zip((300, 40, 2000, 7, 64), got, strict=False):
+        want = model.alloc(n)
+        assert want is not None and slots.tolist() == want.tolist()
+        model.free(want[::3])
+    assert got[-1] is None or len(got[-1]) == 9000
