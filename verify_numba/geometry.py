@@ -36,9 +36,11 @@ class Geometry:
     n_tiles: int
     stages: int
     group_tiles: int = 3
-    """n8 tiles of query rows in a group: what one score warp multiplies and one softmax warp takes further."""
+    """n8 tiles of query rows that one score warp multiplies."""
     k_groups: int = 2
     """Score warps that share the columns of a group, since their queries must fit in registers."""
+    softmax_tiles: int = 2
+    """n8 tiles of query rows that one softmax warp takes from scores to weights."""
     copy_warps: int = 1
     bulk: bool = False
     chains: int = 1
@@ -67,8 +69,13 @@ class Geometry:
 
     @property
     def groups(self) -> int:
-        """Groups of row tiles, and softmax warps."""
+        """Groups of row tiles that share their score warps."""
         return self.n_tiles // self.group_tiles
+
+    @property
+    def softmax_warps(self) -> int:
+        """The last one has fewer tiles where they do not come out even."""
+        return -(-self.n_tiles // self.softmax_tiles)
 
     @property
     def score_warps(self) -> int:
@@ -91,11 +98,17 @@ class Geometry:
     @property
     def first_copy_warp(self) -> int:
         """Value warps come first, then score warps, softmax warps and copy warps."""
-        return self.first_softmax_warp + self.groups
+        return self.first_softmax_warp + self.softmax_warps
 
     @property
     def threads(self) -> int:
         return WARP * (self.first_copy_warp + self.copy_warps)
+
+    @property
+    def max_registers(self) -> int:
+        """A quarter of a multiprocessor, with 16,384 registers, holds every fourth warp; they come in eights."""
+        warps = -(-self.threads // (4 * WARP))
+        return min(255, 16_384 // WARP // warps // 8 * 8)
 
     @property
     def m_tiles(self) -> int:
@@ -141,7 +154,7 @@ class SharedMap:
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
     grew: int
-    """[WEIGHT_BUFFERS, 4] int32, one a softmax warp: whether its alpha differs from one."""
+    """[WEIGHT_BUFFERS, 8] int32, one a softmax warp: whether its alpha differs from one."""
     inverse: int
     """[rows] float32: one over the softmax denominator."""
     share: int
@@ -153,7 +166,6 @@ class SharedMap:
     inverse_full: int
     inverse_empty: int
     scores_full: int
-    """[SCORE_BUFFERS, groups] barriers, as is `scores_empty`."""
     scores_empty: int
     total: int
 
@@ -172,7 +184,7 @@ class SharedMap:
             scores=take(SCORE_BUFFERS * g.score_bytes, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
-            grew=take(WEIGHT_BUFFERS * 16),
+            grew=take(WEIGHT_BUFFERS * 32),
             inverse=take(g.rows * 4),
             share=take(16),
             full=take(8 * g.stages),
@@ -181,21 +193,21 @@ class SharedMap:
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            scores_full=take(8 * SCORE_BUFFERS * g.groups, 8),
-            scores_empty=take(8 * SCORE_BUFFERS * g.groups, 8),
+            scores_full=take(8 * SCORE_BUFFERS, 8),
+            scores_empty=take(8 * SCORE_BUFFERS, 8),
             total=-(-offset // 16) * 16,
         )
 
 
 CLUSTER_FORMS = (
-    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, copy_warps=2),
-    Geometry(cluster=2, n_tiles=3, stages=8),
-    Geometry(cluster=2, n_tiles=6, stages=7, copy_warps=2),
-    Geometry(cluster=2, n_tiles=9, stages=6, copy_warps=2),
+    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
+    Geometry(cluster=2, n_tiles=3, stages=8, softmax_tiles=1),
+    Geometry(cluster=2, n_tiles=6, stages=7),
+    Geometry(cluster=2, n_tiles=9, stages=6),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (
-    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, copy_warps=2),
-    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3, copy_warps=2),
+    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
+    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3, softmax_tiles=1, copy_warps=2),
 )
 """Without clusters, from compute capability 8.0 on."""

@@ -13,7 +13,7 @@ from verify_numba.kernels.merge_kernel import MERGE_SHARED_BYTES, MERGE_WARPS
 
 @functools.cache
 def verify_spec(g: Geometry) -> KernelSpec:
-    """The verify kernel of one geometry. Four warps share a quarter of the register file, hence 128 or 168 registers."""
+    """The verify kernel of one geometry."""
 
     def build() -> Callable[..., Any]:
         from verify_numba.kernels.verify_kernel import make_verify_kernel
@@ -23,7 +23,7 @@ def verify_spec(g: Geometry) -> KernelSpec:
 
     return KernelSpec(
         name=f"verify_{g.name}", build=build, signature=_verify_signature, threads=g.threads, smem_bytes=g.shared.total,
-        cluster=g.cluster, max_registers=128 if g.threads > 384 else 168,
+        cluster=g.cluster, max_registers=g.max_registers,
         min_cc=CLUSTER_MIN_CC if g.cluster == 2 else (8, 0),
     )  # fmt: skip
 

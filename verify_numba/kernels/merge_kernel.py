@@ -15,7 +15,7 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import COLUMN_GROUP
 from verify_numba.kernels.work import Batch, make_walk
 
-MERGE_WARPS = 16
+MERGE_WARPS = 8
 PART_WORDS = 12
 """What a lane holds of a part: two maxima, two sums, eight values of O."""
 MERGE_SHARED_BYTES = MERGE_WARPS * 32 * PART_WORDS * 4

@@ -1,5 +1,5 @@
 """The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns and sends its
-part of the scores to the group's softmax warp, and to the one in the partner block."""
+part of the scores to the softmax warps, and to those of the partner block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verify_numba.kernels.work import make_walk
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
-    K_GROUPS, GROUPS, GROUP_ROWS = g.k_groups, g.groups, 8 * g.group_tiles
+    K_GROUPS, GROUP_ROWS = g.k_groups, 8 * g.group_tiles
     at = g.shared
     STAGE, FULL, SCORES, SCORES_FULL, SCORES_EMPTY = at.stage, at.full, at.scores, at.scores_full, at.scores_empty
     i32, wait, wait_cluster, load_share = ops.i32, ops.wait, ops.wait_cluster, ops.load_share
@@ -38,9 +38,9 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
                     buffer = i32(count & (SCORE_BUFFERS - 1))
-                    bar = i32(8 * (GROUPS * buffer + group))
-                    wait_cluster(base + SCORES_EMPTY + bar, i32(((count // SCORE_BUFFERS) & 1) ^ 1))
-                    send(products, base + SCORES + SCORE_BYTES * buffer, base + SCORES_FULL + bar, group, part, block.rank)
+                    wait_cluster(base + SCORES_EMPTY + 8 * buffer, i32(((count // SCORE_BUFFERS) & 1) ^ 1))
+                    send(products, base + SCORES + SCORE_BYTES * buffer, base + SCORES_FULL + 8 * buffer,
+                         group, part, block.rank)  # fmt: skip
                     count = i32(count + 1)
                     stage = i32(stage + 1)
                     if stage == STAGES:

@@ -9,7 +9,7 @@ from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
-    ROWS, GROUPS, GROUP_TILES = g.rows, g.groups, g.group_tiles
+    ROWS, TILES = g.rows, g.softmax_tiles
     SCORE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.score_bytes, g.weight_bytes, 4 * g.rows
     at = g.shared
     SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
@@ -27,13 +27,13 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
 
     @ops.device
     def whole_scores(base, count, me, rank):
-        """All parts of this group's scores, added up; their buffer is free again."""
+        """All parts of this warp's scores, added up; it is done with their buffer."""
         buffer = i32(count & (SCORE_BUFFERS - 1))
-        bar = i32(8 * (GROUPS * buffer + me))
-        arm_scores(base + SCORES_FULL + bar)
-        wait_cluster(base + SCORES_FULL + bar, i32((count // SCORE_BUFFERS) & 1))
+        if me == 0:
+            arm_scores(base + SCORES_FULL + 8 * buffer)
+        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count // SCORE_BUFFERS) & 1))
         scores = gather_scores(base + SCORES + SCORE_BYTES * buffer, me)
-        release_scores(base + SCORES_EMPTY + bar, rank)
+        release_scores(base + SCORES_EMPTY + 8 * buffer, rank)
         return scores
 
     @ops.device
@@ -60,7 +60,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def softmax_role(batch, block, me, scale, row_capacity, part_lse, lse):
         base = block.base
-        my_tile = i32(GROUP_TILES * me)
+        my_tile = i32(TILES * me)
         my_row = i32(block.row0 + 8 * my_tile)
         share = load_share(base)
         count, buffer, turn, segment = i32(0), i32(0), i32(1), i32(0)
@@ -87,7 +87,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
                     p = exp2(d)
-                    store_grew(base + GREW + 16 * buffer + 4 * me, grew)
+                    store_grew(base + GREW + 32 * buffer + 4 * me, grew)
                     store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
                     arrive(base + WEIGHTS_FULL + 8 * buffer)
                     sums = add_sums(sums, p)

@@ -34,8 +34,8 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                 for _ in range(first, last):
                     wait(base + FULL + 8 * stage, parity)
                     wait(base + WEIGHTS_FULL + 8 * buffer, turn)
-                    if any_grew(base + GREW + 16 * buffer) != 0:
-                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 16 * buffer)
+                    if any_grew(base + GREW + 32 * buffer) != 0:
+                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 32 * buffer)
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
                     arrive(base + WEIGHTS_EMPTY + 8 * buffer)

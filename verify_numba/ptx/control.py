@@ -74,10 +74,22 @@ def load_index(pointer, i, wide):
 
 
 @device
+def load_count(pointer, i, wide):
+    """Element i of an index array whose numbers fit 31 bits: the low word, without a branch that would wait for it."""
+    size = i64(4)
+    if wide:
+        size = i64(8)
+    return load_s32(pointer + size * i)
+
+
+@device
 def tiles_of(batch, b):
     """Tiles of request b, as in kernels/work.py; lanes may ask for different requests."""
-    T = i32(load_index(batch.qo_indptr, b + 1, batch.widths & QO_WIDE) - load_index(batch.qo_indptr, b, batch.widths & QO_WIDE))
-    L = i32(load_index(batch.kv_indptr, b + 1, batch.widths & KV_WIDE) - load_index(batch.kv_indptr, b, batch.widths & KV_WIDE))
+    n0 = load_count(batch.qo_indptr, b, batch.widths & QO_WIDE)
+    n1 = load_count(batch.qo_indptr, b + 1, batch.widths & QO_WIDE)
+    kv0 = load_count(batch.kv_indptr, b, batch.widths & KV_WIDE)
+    kv1 = load_count(batch.kv_indptr, b + 1, batch.widths & KV_WIDE)
+    T, L = i32(n1 - n0), i32(kv1 - kv0)
     tiles = i32(0)
     if batch.parts & PREFIX and T > 0:
         tiles = i32((L + (TILE - 1)) // TILE)
@@ -98,55 +110,70 @@ def running_total(x):
 
 
 @device
-def tiles_below(batch, b):
-    """Tiles of the requests before b."""
+def chunk_tiles(batch, first):
+    """Lane l: tiles of requests first .. first + l."""
+    mine = i32(0)
+    if first + lane() < batch.bs:
+        mine = tiles_of(batch, first + lane())
+    return running_total(mine)
+
+
+@device
+def all_tiles(batch):
     total = i32(0)
-    for first in range(0, b, 32):
-        mine = i32(0)
-        if first + lane() < b:
-            mine = tiles_of(batch, first + lane())
-        total = i32(total + shuffle(running_total(mine), 31))
+    for first in range(0, batch.bs, 32):
+        total = i32(total + shuffle(chunk_tiles(batch, first), 31))
     return total
 
 
 @device
-def quota_of(batch, workers):
-    total = tiles_below(batch, batch.bs)
-    return total, i32(max(batch.min_tiles, quotient(i32(total + (workers - 1)), workers)))
+def quota_of(batch, total, workers):
+    return i32(max(batch.min_tiles, quotient(i32(total + (workers - 1)), workers)))
 
 
 @device
 def first_share(batch, worker, workers):
-    total, quota = quota_of(batch, workers)
+    # Up to 32 requests, what the sum is made of is also where the worker's first request is found.
+    upto = chunk_tiles(batch, 0)
+    total = shuffle(upto, 31)
+    if batch.bs > 32:
+        total = all_tiles(batch)
+    quota = quota_of(batch, total, workers)
     begin = i32(min(total, worker * quota))
     end = i32(min(total, begin + quota))
-    b, start = i32(0), i32(0)
-    for first in range(0, batch.bs, 32):
-        if b == first:
-            mine = i32(0)
-            if first + lane() < batch.bs:
-                mine = tiles_of(batch, first + lane())
-            upto = running_total(mine)
-            done = i32(0)
-            if first + lane() < batch.bs and start + upto <= begin:
-                done = i32(1)
-            done = count_lanes(done)
-            if done > 0:
-                start = i32(start + shuffle(upto, i32(done - 1)))
-            b = i32(b + done)
+    b, start, going = i32(0), i32(0), i32(1)
+    while going:
+        if b > 0:
+            upto = chunk_tiles(batch, b)
+        done = i32(0)
+        if b + lane() < batch.bs and start + upto <= begin:
+            done = i32(1)
+        done = count_lanes(done)
+        if done > 0:
+            start = i32(start + shuffle(upto, i32(done - 1)))
+        b = i32(b + done)
+        if done < 32:
+            going = i32(0)
     return Share(b, start, begin, end)
 
 
 @device
 def request_span(batch, b, workers):
-    total, quota = quota_of(batch, workers)
-    start = tiles_below(batch, b)
-    tiles = tiles_of(batch, b)
-    first, count = i32(0), i32(0)
+    upto = chunk_tiles(batch, 0)
+    total = shuffle(upto, 31)
+    if batch.bs > 32:
+        total = all_tiles(batch)
+    end = i32(0)
+    for first in range(0, b + 1, 32):
+        if first > 0:
+            upto = chunk_tiles(batch, first)
+        end = i32(end + shuffle(upto, i32(min(b - first, 31))))
+    tiles, quota = tiles_of(batch, b), quota_of(batch, total, workers)
+    first_worker, count = i32(0), i32(0)
     if tiles > 0:
-        first = quotient(start, quota)
-        count = i32(quotient(i32(start + tiles - 1), quota) - first + 1)
-    return first, count
+        first_worker = quotient(i32(end - tiles), quota)
+        count = i32(quotient(i32(end - 1), quota) - first_worker + 1)
+    return first_worker, count
 
 
 def _init(b: Any, address: Any, offset: int, n: int, arrivals: int) -> None:
@@ -180,11 +207,11 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
-        _init(b, base, at.scores_full, SCORE_BUFFERS * g.groups, g.k_groups + clustered)
-        _init(b, base, at.scores_empty, SCORE_BUFFERS * g.groups, g.cluster)
-        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.groups)
+        _init(b, base, at.scores_full, SCORE_BUFFERS, g.score_warps + clustered)
+        _init(b, base, at.scores_empty, SCORE_BUFFERS, g.softmax_warps * g.cluster)
+        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.softmax_warps)
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
-        _init(b, base, at.inverse_full, 1, g.groups)
+        _init(b, base, at.inverse_full, 1, g.softmax_warps)
         _init(b, base, at.inverse_empty, 1, VALUE_WARPS)
         if clustered:
             asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
@@ -204,7 +231,12 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         announce_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned;"
         start_text = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
         settle_text = "bar.warp.sync -1; barrier.cluster.wait.acquire.aligned;"
-        finish_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+        # A block must not end while its partner still sends to it. The fence is for those messages alone: one for all
+        # of memory would wait for the results that are on their way.
+        finish_text = (
+            "bar.warp.sync -1; fence.release.sync_restrict::shared::cta.cluster; "
+            "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
+        )
     else:
         announce_text = f"bar.arrive 0, {g.threads};"
         start_text = f"bar.sync 0, {g.threads};"
@@ -242,7 +274,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
 
     g_cluster = g.cluster
     return SimpleNamespace(
-        device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index,
+        device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index, load_count=load_count,
         first_share=first_share, store_share=store_share, load_share=load_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
         init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_partner if clustered else wait,

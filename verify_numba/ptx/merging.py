@@ -37,13 +37,13 @@ from verify_numba.ptx.asm import (
     void,
     wide,
 )
-from verify_numba.ptx.control import block_x, device, lane, load_index, request_span, row_block, shared_base, warp_id
+from verify_numba.ptx.control import block_x, device, lane, load_count, request_span, row_block, shared_base, warp_id
 from verify_numba.ptx.softmax import FLT_MAX
 
 
 part_t = tile(f32, PART_WORDS)
 merged_t = tile(f32, 2)
-"""(value, log2-sum-exp) of one element: warp w of the merge owns element w of every lane, w < 8."""
+"""(value, log2-sum-exp) of one element: warp w of the merge owns element w of every lane."""
 
 TILE_BYTES = 8 * D_V * 4
 GROUP_BYTES = 8 * COLUMN_GROUP * 4
@@ -112,8 +112,7 @@ def _stage_parts(b: Any, base: Any, warp: Any, part: Any) -> None:
 def _merge_staged(b: Any, base: Any, warp: Any) -> list[Any]:
     lanes = b.add(base, b.mul(lane_id(b), integer(4 * PART_WORDS)))
     row = b.add(lanes, b.mul(b.and_(warp, integer(1)), integer(4)))
-    # The upper eight warps have no element of their own; they read what the lower eight read, and store nothing.
-    element = b.add(lanes, b.add(b.mul(b.and_(warp, integer(7)), integer(4)), integer(16)))
+    element = b.add(lanes, b.add(b.mul(warp, integer(4)), integer(16)))
     size = 32 * 4 * PART_WORDS
     m = [load_shared(b, row, i * size, 1)[0] for i in range(MERGE_WARPS)]
     sums = [load_shared(b, row, i * size + 8, 1)[0] for i in range(MERGE_WARPS)]
@@ -154,7 +153,7 @@ def store_merged(merged, out, lse, row_offset, row_tile, group, rows):
     e = warp_id()
     row = i32(8 * row_tile + 2 * (lane() & 3) + (e & 1))
     column = i32(COLUMN_GROUP * group + 16 * (e >> 2) + 8 * ((e >> 1) & 1) + (lane() >> 2))
-    if row < rows and e < 8:
+    if row < rows:
         _store_bf16(out + 2 * ((i64(row_offset) + row) * D_V + column), merged[0])
         if lse != 0 and group == 0 and e < 2 and lane() < 4:
             _store_f32(lse + 4 * (i64(row_offset) + row), f32(merged[1] * LN_2))
@@ -164,7 +163,7 @@ def merge_ops(overlap: bool) -> SimpleNamespace:
     """`overlap`: the launch may start before the kernel ahead of it ends (compute capability 9.0 and newer)."""
     empty = [const(-FLT_MAX)] * 2 + [const(0.0)] * (PART_WORDS - 2)
     return SimpleNamespace(
-        device=device, i32=i32, warp_id=warp_id, block_x=block_x, row_block=row_block, load_index=load_index,
+        device=device, i32=i32, warp_id=warp_id, block_x=block_x, row_block=row_block, load_count=load_count,
         request_span=request_span,
         after_previous=instruction(void, [], "griddepcontrol.wait;" if overlap else "", "~{memory}"),
         empty_part=tile_op(part_t, [], lambda b: list(empty)),

@@ -124,21 +124,22 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
 
 
 def _exchange_ops(g: Geometry) -> dict[str, Any]:
-    group, clustered, k_groups = g.group_tiles, g.cluster == 2, g.k_groups
-    products_t = tile(f32, 4 * group)
+    group, clustered, k_groups, mine = g.group_tiles, g.cluster == 2, g.k_groups, g.softmax_tiles
+    products_t, scores_t = tile(f32, 4 * group), tile(f32, 4 * mine)
+    uneven = g.n_tiles % mine != 0
     part_bytes = 512 * g.n_tiles
 
-    def place(b: Any, scores: Any, group_index: Any) -> Any:
-        return b.add(scores, b.add(b.mul(group_index, integer(512 * group)), b.mul(lane_id(b), integer(16))))
+    def place(b: Any, scores: Any, row_tile: Any) -> Any:
+        return b.add(scores, b.add(b.mul(row_tile, integer(512)), b.mul(lane_id(b), integer(16))))
 
     def at_partner(b: Any, address: Any, rank: Any) -> Any:
         partner = b.xor(rank, integer(1))
         return asm(b, I32, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, partner], volatile=False)
 
     def send_body(b: Any, products: Any, scores: Any, bar: Any, group_index: Any, part: Any, rank: Any) -> None:
-        """Part `part` of the sum to this block's softmax warp, part `k_groups + part` to the partner's."""
+        """Part `part` of the sum to this block's softmax warps, part `k_groups + part` to the partner's."""
         values = unpack(b, products, 4 * group)
-        here = b.add(place(b, scores, group_index), b.mul(part, integer(part_bytes)))
+        here = b.add(place(b, scores, b.mul(group_index, integer(group))), b.mul(part, integer(part_bytes)))
         if clustered:
             there, bar_there = at_partner(b, here, rank), at_partner(b, bar, rank)
             for n in range(group):
@@ -156,20 +157,24 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         if clustered:
             text = (
                 "{.reg .pred p; setp.eq.s32 p, $1, 0; "
-                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {512 * group * k_groups};}}"
+                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {part_bytes * k_groups};}}"
             )
             asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
 
-    def gather_body(b: Any, scores: Any, group_index: Any) -> list[Any]:
-        at = place(b, scores, group_index)
+    def gather_body(b: Any, scores: Any, me: Any) -> list[Any]:
+        at = place(b, scores, b.mul(me, integer(mine)))
         parts = [
-            [x for n in range(group) for x in load_shared(b, at, part_bytes * part + 512 * n, 4)]
+            [x for n in range(mine) for x in load_shared(b, at, part_bytes * part + 512 * n, 4)]
             for part in range(g.score_parts)
         ]
         while len(parts) > 1:
             pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(parts[::2], parts[1::2], strict=False)]
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
-        return parts[0]
+        if not uneven:
+            return parts[0]
+        # The last warp's last tile does not exist: what was read there must not decide anything.
+        exists = b.icmp_signed("<", me, integer(g.softmax_warps - 1))
+        return [*parts[0][:-4], *(b.select(exists, x, const(0.0)) for x in parts[0][-4:])]
 
     def release_body(b: Any, bar: Any, rank: Any) -> None:
         """The buffer is read: say so to this block's score warps and to the partner's."""
@@ -185,13 +190,13 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
     return {
         "send": tile_op(void, [products_t, i32, i32, i32, i32, i32], send_body),
         "arm_scores": tile_op(void, [i32], arm_body),
-        "gather_scores": tile_op(products_t, [i32, i32], gather_body),
+        "gather_scores": tile_op(scores_t, [i32, i32], gather_body),
         "release_scores": tile_op(void, [i32, i32], release_body),
     }
 
 
 def _mask_ops(g: Geometry) -> dict[str, Any]:
-    size = 4 * g.group_tiles
+    size = 4 * g.softmax_tiles
     scores_t = tile(f32, size)
 
     def keep_first_body(b: Any, scores: Any, valid: Any) -> list[Any]:

@@ -48,7 +48,7 @@ SLACK = 8.0
 
 
 def softmax_ops(g: Geometry) -> SimpleNamespace:
-    per_warp = g.group_tiles
+    per_warp = g.softmax_tiles
     scores_t, state_t = tile(f32, 4 * per_warp), tile(f32, 2 * per_warp)
     n_scores, n_state = 4 * per_warp, 2 * per_warp
 
@@ -89,12 +89,21 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             for row, total in enumerate(unpack(b, sums, n_state))
         ]
 
+    def exists(b: Any, n: int, my_tile: Any) -> Any | None:
+        """None where n8 tile my_tile + n always exists, else a flag."""
+        if g.n_tiles % per_warp == 0 or n < per_warp - 1:
+            return None
+        return less(b, my_tile, g.n_tiles - n)
+
     def rows_to_shared(b: Any, address: Any, values: list[Any], my_tile: Any) -> None:
         """One float a query row, by the lanes that hold its first token."""
         lanes = lane_id(b)
         at = b.add(address, b.add(b.mul(my_tile, integer(32)), b.mul(lanes, integer(8))))
         for n in range(per_warp):
-            store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], less(b, lanes, 4))
+            flag = less(b, lanes, 4)
+            if (also := exists(b, n, my_tile)) is not None:
+                flag = b.and_(flag, also)
+            store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], flag)
 
     def store_alpha_body(b: Any, address: Any, alpha: Any, my_tile: Any) -> None:
         rows_to_shared(b, address, unpack(b, alpha, n_state), my_tile)
@@ -114,7 +123,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             for half in range(2):
                 e = 4 * n + 2 * half
                 word = pack_bf16(b, values[e], values[e + 1])
-                store_shared(b, at, 256 * n + 128 * half, [word])
+                store_shared(b, at, 256 * n + 128 * half, [word], exists(b, n, my_tile))
 
     def store_grew_body(b: Any, address: Any, grew: Any) -> None:
         store_shared(b, address, 0, [grew], less(b, lane_id(b), 1))

@@ -43,7 +43,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
 
     def any_grew_body(b: Any, address: Any) -> Any:
         lanes = lane_id(b)
-        last = integer(g.groups - 1)
+        last = integer(g.softmax_warps - 1)
         mine = b.select(b.icmp_signed("<", lanes, last), lanes, last)
         (flag,) = load_shared(b, b.add(address, b.mul(mine, integer(4))), 0, 1, I32)
         text = "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}"
@@ -55,7 +55,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
     def scale_o_body(b: Any, o: Any, alpha: Any, grew: Any) -> list[Any]:
         v, rows = unpack(b, o, size), row_pair(b, alpha)
         for n in range(n_tiles):
-            (flag,) = load_shared(b, grew, 4 * (n // g.group_tiles), 1, I32)
+            (flag,) = load_shared(b, grew, 4 * (n // g.softmax_tiles), 1, I32)
             grown = b.icmp_signed("!=", flag, integer(0))
             factors = [b.select(grown, x, const(1.0)) for x in load_shared(b, rows, 32 * n, 2)]
             for m in range(m_tiles):
