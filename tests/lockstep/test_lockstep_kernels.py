@@ -20,7 +20,7 @@ from verify_numba.geometry import Geometry
 
 FEW = pytest.mark.parametrize("g", [BY_NAME["cluster72"], BY_NAME["single24"]], ids=lambda g: g.name)
 MANY = pytest.mark.parametrize("g", FORMS, ids=lambda g: g.name)
-RAGGED: dict[str, Any] = {"prefix": (37, 0, 100, 16), "drafts": (9, 5, 18, 1), "H": 5}
+RAGGED: dict[str, Any] = {"prefix": (37, 0, 100, 16), "drafts": (9, 5, 18, 1), "H": 3}
 """Requests of several row blocks, without a prefix, of whole tiles, of one token."""
 SOME_SHAPES = [s for s in SHAPES if s.id not in ("nothing-at-all", "batch-of-none", "T-64", "H-64", "H-128")]
 LARGE_SHAPES = [s for s in SHAPES if s.id in ("T-64", "H-64", "H-128")]

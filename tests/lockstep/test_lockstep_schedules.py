@@ -11,23 +11,24 @@ import pytest
 
 from tests.cases import make_batch
 from tests.lockstep.support import BY_NAME, Result, run
-from verify_numba.geometry import EXCHANGE_BUFFERS, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
-from verify_numba.lockstep import LockstepError, RaceError
+from verify_numba.geometry import VALUE_WARPS, Geometry
+from verify_numba.lockstep import LockstepError, ProtocolError, RaceError
 from verify_numba.lockstep.machine import Block, Warp, current
 
 CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
 FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
-BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=8)
+BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=4)
 """More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap."""
 SEEDS = 6
 WAITS = [
     ("full", "score"),
     ("empty", "copy"),
+    ("scores_full", "softmax"),
+    ("scores_empty", "score"),
     ("weights_full", "value"),
-    ("weights_empty", "score"),
+    ("weights_empty", "softmax"),
     ("inverse_full", "value"),
-    ("inverse_empty", "score"),
-    ("exchange_full", "score"),
+    ("inverse_empty", "softmax"),
 ]
 """Rings of barriers and who waits there; the value warps' wait for `full` is implied by `weights_full`."""
 
@@ -63,14 +64,16 @@ def test_several_workers_in_any_order(g: Geometry) -> None:
 def role_of(g: Geometry, warp: int) -> str:
     if warp < VALUE_WARPS:
         return "value"
-    return "copy" if warp >= g.first_copy_warp else "score"
+    if warp < g.first_softmax_warp:
+        return "score"
+    return "softmax" if warp < g.first_copy_warp else "copy"
 
 
 @contextmanager
 def without_wait(g: Geometry, ring: str, role: str) -> Iterator[None]:
     """Takes one role's waits for one ring of barriers away."""
-    lengths = {"exchange_full": EXCHANGE_BUFFERS * g.score_warps, "full": g.stages, "empty": g.stages}
-    length = 1 if ring.startswith("inverse") else lengths.get(ring, WEIGHT_BUFFERS)
+    lengths = {"full": g.stages, "empty": g.stages, "inverse_full": 1, "inverse_empty": 1}
+    length = lengths.get(ring, 2)
     bars = range(getattr(g.shared, ring), getattr(g.shared, ring) + 8 * length, 8)
     wait = Warp.wait_mbarrier
 
@@ -119,6 +122,15 @@ def test_a_start_without_waiting_for_the_barriers_is_noticed(g: Geometry) -> Non
     with pytest.raises(LockstepError):
         for seed in range(SEEDS):
             run(BATCH, g, workers=1, seed=seed, change=change)
+
+
+def test_a_block_that_leaves_its_partner_behind_is_noticed() -> None:
+    def change(ops: SimpleNamespace) -> None:
+        ops.finish = lambda: None
+
+    with pytest.raises(ProtocolError, match="which has exited"):
+        for seed in range(2 * SEEDS):
+            run(BATCH, CLUSTER, workers=1, seed=seed, adversarial=True, change=change)
 
 
 @FORMS

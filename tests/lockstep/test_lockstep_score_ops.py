@@ -1,4 +1,4 @@
-"""The operations of a score warp against plain NumPy."""
+"""The operations of score and softmax warps against plain NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from verify_numba.geometry import TILE, Geometry
 from verify_numba.kernels.work import CHAIN, QLEN_ONLY
 from verify_numba.lockstep import GlobalMemory
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.ownership import my_tiles, owned_count, owner_of
 from verify_numba.lockstep.score_ops import keep_first, keep_visible
 from verify_numba.lockstep.softmax_ops import exceeds, exponents, grow, rescale
 
@@ -26,84 +25,80 @@ class TestQueriesAndScores:
     def test_load_q_takes_the_rows_and_columns_of_the_warp(self, form: Geometry) -> None:
         H, n0, T, row0 = 5, 3, 4, 8
         q = floats(1, 10, H + 2, D_QK + 8).astype(BF16)[:, :H, :D_QK]
-        rows = T * H
+        rows, count, width = T * H, 8 * form.group_tiles, 16 * form.warp_k_steps
         memory = GlobalMemory()
         address = memory.add("q", q)
-        padded = np.zeros((row0 + form.rows, D_QK), np.float32)
-        padded[: min(rows, len(padded))] = q[n0 : n0 + T].reshape(rows, D_QK)[: len(padded)]
-        width = 16 * form.warp_k_steps
+        flat = np.zeros((row0 + form.rows + rows, D_QK), np.float32)
+        flat[:rows] = q[n0 : n0 + T].reshape(rows, D_QK)
 
         def body(ops: Any) -> None:
             rank = current().block.x
             v, r = form.value_columns, form.rope_columns
-            value = padded[:, rank * v : (rank + 1) * v]
-            rope = padded[:, D_V + rank * r : D_V + (rank + 1) * r]
+            value = flat[:, rank * v : (rank + 1) * v]
+            rope = flat[:, D_V + rank * r : D_V + (rank + 1) * r]
             mine = np.concatenate([value, rope], axis=1)
-            for me in range(form.score_warps):
-                found = ops.load_q(address, q.strides[0], q.strides[1], n0, row0, rows, H, rank, me)
-                share = me % form.k_groups
-                at = [row0 + 8 * tile + i for tile in my_tiles(form, me) for i in range(8)]
-                assert np.array_equal(found, mine[at, width * share : width * (share + 1)])
+            for row in range(row0, row0 + form.rows, count):
+                for part in range(form.k_groups):
+                    found = ops.load_q(
+                        address, q.strides[0], q.strides[1], n0, row, rows, H, rank, part
+                    )  # fmt: skip
+                    assert np.array_equal(found, mine[row : row + count, width * part : width * (part + 1)])
 
         inside(form, body, memory=memory)
 
-    def test_products_are_over_the_columns_of_the_warp(self, form: Geometry) -> None:
+    def test_products_are_over_a_share_of_the_columns(self, form: Geometry) -> None:
         columns, width = form.value_columns + form.rope_columns, 16 * form.warp_k_steps
         rows = floats(2, TILE, columns).astype(BF16)
         queries = floats(3, 8 * form.group_tiles, width)
 
         def body(ops: Any) -> None:
             put_stage(form, rows)
-            for me in range(form.score_warps):
-                mine = rows[:, width * (me % form.k_groups) :][:, :width].astype(np.float64)
-                products = ops.score(form.shared.stage, queries, me)
+            for part in range(form.k_groups):
+                mine = rows[:, width * part : width * (part + 1)].astype(np.float64)
+                products = ops.score(form.shared.stage, queries, part)
                 assert np.allclose(products, mine @ queries.T.astype(np.float64), rtol=1e-4, atol=1e-4)
 
         inside(form, body)
 
-    def test_every_row_tile_has_one_owner_that_multiplies_it_first(self, form: Geometry) -> None:
-        owned = [my_tiles(form, me)[: owned_count(form, me)] for me in range(form.score_warps)]
-        assert sorted(tile for tiles in owned for tile in tiles) == list(range(form.n_tiles))
-        for me, tiles in enumerate(owned):
-            assert 1 <= len(tiles) <= form.owned_tiles
-            assert list(tiles) == list(range(tiles[0], tiles[0] + len(tiles)))
-            assert all(owner_of(form, tile) == me for tile in tiles)
-            others = [w for w in range(form.score_warps) if set(my_tiles(form, w)) == set(my_tiles(form, me))]
-            assert len(others) == form.k_groups
-            assert sorted(w % form.k_groups for w in others) == list(range(form.k_groups))
-
-    def test_an_owner_receives_every_part_of_its_rows(self, form: Geometry) -> None:
+    def test_softmax_warps_gather_every_part_of_both_blocks(self, form: Geometry) -> None:
+        """Three tiles through two buffers; both blocks get the same bits."""
         g = form
         products = floats(4, g.cluster, g.score_warps, TILE, 8 * g.group_tiles)
-        tiles = np.zeros((g.n_tiles, TILE, 8))
-        for rank in range(g.cluster):
-            for me in range(g.score_warps):
-                for j, row_tile in enumerate(my_tiles(g, me)):
-                    tiles[row_tile] += products[rank, me, :, 8 * j : 8 * j + 8]
+        by_group = products.reshape(g.cluster, g.groups, g.k_groups, TILE, -1)
+        exact = np.concatenate(list(by_group.astype(np.float64).sum(axis=(0, 2))), axis=1)
+        gathered: dict[tuple[int, int, int], Array] = {}
 
         def body(ops: Any) -> None:
             warp = current()
-            rank, me, base = warp.block.x, warp.index, g.shared.exchange
-            if me == 0:
+            rank, at = warp.block.x, g.shared
+            if warp.index == 0:
                 ops.init_barriers(0)
             warp.sync(warp.cluster.all_warps)
-            kept = ops.no_scores()
-            for turn in range(4):
-                buffer = base + g.exchange_bytes * (turn % 2)
-                bars = g.shared.exchange_full + 8 * g.score_warps * (turn % 2)
-                mine = products[rank, me] * np.float32(turn + 1)
-                ops.send(mine, buffer, bars, me, rank)
-                kept = ops.own(mine)
-                whole = ops.receive(kept, buffer, bars, turn // 2, me)
-                assert whole.shape == ops.no_scores().shape
-                for j, row_tile in enumerate(my_tiles(g, me)[: owned_count(g, me)]):
-                    assert np.allclose(whole[:, 8 * j : 8 * j + 8], tiles[row_tile] * (turn + 1), atol=1e-4)
-                if g.exchange_slots:
-                    assert not whole[:, 8 * owned_count(g, me) :].any()
-            assert ops.no_products().shape == products.shape[2:]
+            for turn in range(3):
+                buffer, phase = turn % 2, turn // 2
+                scores = at.scores + g.score_bytes * buffer
+                full, empty = at.scores_full + 8 * buffer, at.scores_empty + 8 * buffer
+                me = warp.index
+                if me < g.score_warps:
+                    ops.wait_cluster(empty, phase ^ 1)
+                    mine = products[rank, me] * np.float32(turn + 1)
+                    ops.send(mine, scores, full, me // g.k_groups, me % g.k_groups, rank)
+                else:
+                    me -= g.score_warps
+                    if me == 0:
+                        ops.arm_scores(full)
+                    ops.wait_cluster(full, phase)
+                    gathered[rank, turn, me] = ops.gather_scores(scores, me)
+                    ops.release_scores(empty, rank)
             warp.sync(warp.cluster.all_warps)
 
-        inside(form, body, warps=form.score_warps)
+        inside(form, body, warps=g.score_warps + g.softmax_warps)
+        for (rank, turn, me), scores in gathered.items():
+            assert scores.shape == (TILE, 8 * g.softmax_tiles)
+            mine = (turn + 1) * exact[:, 8 * g.softmax_tiles * me :][:, : 8 * g.softmax_tiles]
+            assert np.allclose(scores[:, : mine.shape[1]], mine, atol=1e-4)
+            assert not scores[:, mine.shape[1] :].any()
+            assert np.array_equal(scores, gathered[0, turn, me]) or rank == 0
 
     def test_values_that_are_not_finite_become_zero(self, form: Geometry) -> None:
         columns = form.value_columns + form.rope_columns
@@ -208,57 +203,45 @@ class TestSoftmax:
         with np.errstate(under="ignore"):
             assert rescale(m, np.array([-3, LOWEST, 3], np.float32)).tolist() == [0, 1, 0.25]
 
-    def test_what_a_score_warp_stores(self, form: Geometry) -> None:
+    def test_what_a_softmax_warp_stores(self, form: Geometry) -> None:
         g, at = form, form.shared
-        rows = 8 * g.owned_tiles
-        p = np.abs(floats(9, g.score_warps, TILE, rows))
-        values = np.abs(floats(10, g.score_warps, rows))
+        rows = 8 * g.softmax_tiles
+        p = np.abs(floats(9, g.softmax_warps, TILE, rows))
+        values = np.abs(floats(10, g.softmax_warps, rows))
         values[0, 0] = 0
-        counts = [owned_count(g, me) for me in range(g.score_warps)]
 
         def body(ops: Any) -> None:
-            for me in range(g.score_warps):
-                ops.store_alpha(at.alpha, values[me], me)
-                ops.store_inverse(at.inverse, values[me], me)
-                ops.store_weights(at.weights, p[me], me)
+            for me in range(g.softmax_warps):
+                my_tile = g.softmax_tiles * me
+                ops.store_alpha(at.alpha, values[me], my_tile)
+                ops.store_inverse(at.inverse, values[me], my_tile)
+                ops.store_weights(at.weights, p[me], my_tile)
                 ops.store_grew(at.grew + 4 * me, me % 2)
-                ops.store_maxima(at.maxima, values[me], me)
-                assert ops.owned_tile(me) == sum(counts[:me])
             view = current().block.shared.view
-            flat = np.concatenate([values[me, : 8 * count] for me, count in enumerate(counts)])
+            flat = values.reshape(-1)[: g.rows]
             assert np.array_equal(view(at.alpha, np.float32, (g.rows,)), flat)
             inverse = view(at.inverse, np.float32, (g.rows,))
             assert inverse[0] == 0
             assert np.allclose(inverse[1:] * flat[1:], 1)
             weights = view(at.weights, np.uint16, (g.n_tiles, TILE, 8)).view(BF16)
-            expected = [p[me, :, 8 * j : 8 * j + 8] for me, count in enumerate(counts) for j in range(count)]
-            assert np.array_equal(weights, np.array(expected).astype(BF16))
-            assert view(at.grew, np.int32, (g.score_warps,)).tolist() == [i % 2 for i in range(g.score_warps)]
-            assert ops.any_grew(at.grew) == (g.score_warps > 1)
-            for me in range(g.score_warps):
-                assert np.array_equal(ops.load_maxima(at.maxima, me), values[me])
+            expected = p.reshape(g.softmax_warps, TILE, -1, 8).transpose(0, 2, 1, 3).reshape(-1, TILE, 8)
+            assert np.array_equal(weights, expected[: g.n_tiles].astype(BF16))
+            flags = [i % 2 for i in range(g.softmax_warps)]
+            assert view(at.grew, np.int32, (g.softmax_warps,)).tolist() == flags
+            assert ops.any_grew(at.grew) == (g.softmax_warps > 1)
 
         inside(form, body)
 
     @pytest.mark.parametrize("natural", [0, 1])
     def test_lse_of_full_empty_and_poisoned_rows(self, natural: int) -> None:
-        """Warp 0 owns two row tiles, warp 1 one; the request has 20 rows."""
-        m = np.array([3, LOWEST, 1, 5, *[9] * 12], np.float32)
-        sums = np.array([4, 0, np.nan, *[1] * 13], np.float32)
-        lse = np.full(30, 77, np.float32)
+        m = np.array([3, LOWEST, 1, 5, 9, 9, 9, 9], np.float32)
+        sums = np.array([4, 0, np.nan, 1, 1, 1, 1, 1], np.float32)
+        lse = np.full(20, 77, np.float32)
         memory = GlobalMemory()
         address = memory.add("lse", lse)
-
-        def body(ops: Any) -> None:
-            ops.store_lse(address, 6, m, sums, 0, 0, 20, natural)
-            ops.store_lse(address, 6, m, sums, 1, 16, 20, natural)
-
-        inside(ODD, body, memory=memory)
+        inside(ODD, lambda ops: ops.store_lse(address, 6, m, sums, 8, 12, natural), memory=memory)
         unit = np.log(2) if natural else 1
-        assert (lse[:6] == 77).all()
-        for first in (6, 22):
-            assert np.allclose(lse[[first, first + 3]], [5 * unit, 5 * unit])
-            assert np.isneginf(lse[first + 1])
-            assert np.isnan(lse[first + 2])
-        assert np.allclose(lse[10:22], 9 * unit)
-        assert (lse[26:] == 77).all()
+        assert np.allclose(lse[[14, 17]], [5 * unit, 5 * unit])
+        assert np.isneginf(lse[15])
+        assert np.isnan(lse[16])
+        assert (lse[[13, 18]] == 77).all()

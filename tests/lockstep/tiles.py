@@ -11,7 +11,7 @@ from verify_numba.lockstep.machine import current
 
 BF16 = ml_dtypes.bfloat16
 ODD = BY_NAME["cluster72"]
-"""Two warps of a row group own two row tiles and one."""
+"""Its last softmax warp has one row tile, the others two."""
 
 
 def floats(seed: int, *shape: int) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import EXCHANGE_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import SCORE_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -29,27 +29,27 @@ def place_ops(g: Geometry) -> dict[str, Any]:
 def barrier_ops(g: Geometry) -> dict[str, Any]:
     """Barriers: set up, waited for and arrived at by whole warps."""
     at = g.shared
-    # The other warps of the row group, and the owner itself, which announces the partner's bytes.
-    exchange_arrivals = g.k_groups - 1 + (g.cluster == 2)
+    clustered = g.cluster == 2
 
     def init_barriers(base: int) -> None:
         rings = (
             ("full", at.full, g.stages, 1 if g.bulk else WARP),
             ("empty", at.empty, g.stages, VALUE_WARPS),
-            ("weights_full", at.weights_full, WEIGHT_BUFFERS, g.score_warps),
+            ("scores_full", at.scores_full, SCORE_BUFFERS, g.score_warps + clustered),
+            ("scores_empty", at.scores_empty, SCORE_BUFFERS, g.softmax_warps * g.cluster),
+            ("weights_full", at.weights_full, WEIGHT_BUFFERS, g.softmax_warps),
             ("weights_empty", at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),
-            ("inverse_full", at.inverse_full, 1, g.score_warps),
+            ("inverse_full", at.inverse_full, 1, g.softmax_warps),
             ("inverse_empty", at.inverse_empty, 1, VALUE_WARPS),
-            ("exchange_full", at.exchange_full, EXCHANGE_BUFFERS * g.score_warps, exchange_arrivals),
         )
         block = current().block
         for name, offset, length, count in rings:
-            for i in range(length if count else 0):
+            for i in range(length):
                 block.init_mbarrier(base + offset + 8 * i, count, f"{name}[{i}]")
 
     def all_warps() -> CountedBarrier:
         warp = current()
-        return warp.cluster.all_warps if g.cluster == 2 else warp.block.all_warps
+        return warp.cluster.all_warps if clustered else warp.block.all_warps
 
     def announce() -> None:
         current().arrive(all_warps())
@@ -58,11 +58,11 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         current().sync(all_warps())
 
     def settle() -> None:
-        if g.cluster == 2:
+        if clustered:
             current().wait_phase(all_warps(), 0)
 
     def finish() -> None:
-        if g.cluster == 2:
+        if clustered:
             current().sync(all_warps())
 
     def wait(bar: int, parity: int) -> None:
@@ -78,5 +78,6 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         "settle": settle,
         "finish": finish,
         "wait": wait,
+        "wait_cluster": wait,
         "arrive": arrive,
     }

@@ -1,4 +1,4 @@
-"""Parts of the scores on their way to the warp that owns their rows, here or in the partner block."""
+"""Parts of the scores on their way from score warps to softmax warps, here and in the partner block."""
 
 from __future__ import annotations
 
@@ -8,81 +8,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_numba.geometry import MMA_N, TILE, Geometry
-from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.ownership import my_tiles, owned_count, owner_of
+from verify_numba.lockstep.machine import Block, current
 
 Floats = NDArray[np.float32]
-PART_BYTES = 4 * TILE * MMA_N
-"""One row tile of partial scores."""
+TILE_BYTES = 4 * TILE * MMA_N
+"""Partial scores of one row tile."""
+
+
+def my_tiles(g: Geometry, my_tile: int) -> int:
+    """Row tiles of the softmax warp whose first one is `my_tile`; the last warp may have fewer."""
+    return min(g.softmax_tiles, g.n_tiles - my_tile)
 
 
 def exchange_ops(g: Geometry) -> dict[str, Any]:
-    def place(buffer: int, slot: int, row_tile: int) -> int:
-        """Part number `slot` of a row tile in an exchange buffer, [16, 8] float32."""
-        return buffer + PART_BYTES * (slot * g.n_tiles + row_tile)
+    part_bytes = TILE_BYTES * g.n_tiles
 
-    def zeros(tiles: int) -> Floats:
-        return np.zeros((TILE, MMA_N * tiles), np.float32)
+    def partner_of(rank: int) -> Block:
+        return current().cluster.blocks[1 - rank]
 
-    def part_of(products: Floats, j: int) -> Floats:
-        return products[:, MMA_N * j : MMA_N * (j + 1)]
-
-    def send(products: Floats, buffer: int, bars: int, me: int, rank: int) -> None:
-        """Starts the warp's parts on their way, and announces those from the partner at its own barrier.
-
-        The barriers of the buffer begin at `bars`, one a score warp. A row tile goes to its owner in the
-        partner block and, where that is another warp, to its owner in this one.
-        """
+    def send(products: Floats, scores: int, bar: int, group: int, part: int, rank: int) -> None:
+        """Part `part` of the sum to this block, part `k_groups + part` to the partner; each tells its `bar`."""
+        warp = current()
+        tiles = np.ascontiguousarray(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2))
+        here = scores + part_bytes * part + TILE_BYTES * g.group_tiles * group
         if g.cluster == 2:
-            current().arrive_mbarrier(bars + 8 * me, PART_BYTES * g.k_groups * owned_count(g, me))
-            send_to_partner(products, buffer, bars, me, rank)
-        if g.k_groups > 1:
-            send_here(products, buffer, bars, me)
+            there = partner_of(rank)
+            data = tiles.view(np.uint8).reshape(1, -1)
+            at = here + part_bytes * g.k_groups
+            warp.write_async(there, at, data.shape, data.copy, there.mbarrier(bar))
+        warp.write(here, np.float32, tiles.shape)[:] = tiles
+        warp.arrive_mbarrier(bar)
 
-    def send_to_partner(products: Floats, buffer: int, bars: int, me: int, rank: int) -> None:
+    def arm_scores(bar: int) -> None:
+        """Announces the partner's parts."""
+        if g.cluster == 2:
+            current().arrive_mbarrier(bar, part_bytes * g.k_groups)
+
+    def gather_scores(scores: int, me: int) -> Floats:
+        """[16, 8 * softmax_tiles], all parts added up in pairs; zero for a row tile that there is not."""
         warp = current()
-        partner = warp.cluster.blocks[1 - rank]
-        slot = g.k_groups - 1 + me % g.k_groups
-        for j, row_tile in enumerate(my_tiles(g, me)):
-            data = np.ascontiguousarray(part_of(products, j)).view(np.uint8).reshape(1, PART_BYTES)
-            at, bar = place(buffer, slot, row_tile), partner.mbarrier(bars + 8 * owner_of(g, row_tile))
-            warp.write_async(partner, at, data.shape, data.copy, bar)
+        first = g.softmax_tiles * me
+        shape = (my_tiles(g, first), TILE, MMA_N)
+        at = scores + TILE_BYTES * first
+        parts = [warp.read(at + part_bytes * p, np.float32, shape).copy() for p in range(g.score_parts)]
+        while len(parts) > 1:
+            pairs = [x + y for x, y in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[len(parts) - len(parts) % 2 :]
+        whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
+        whole[:, : shape[0]] = parts[0].transpose(1, 0, 2)
+        return whole.reshape(TILE, -1)
 
-    def send_here(products: Floats, buffer: int, bars: int, me: int) -> None:
-        warp = current()
-        for j, row_tile in enumerate(my_tiles(g, me)):
-            owner = owner_of(g, row_tile)
-            if owner != me:
-                at = place(buffer, me % g.k_groups - (me > owner), row_tile)
-                warp.write(at, np.float32, (TILE, MMA_N))[:] = part_of(products, j)
-        first = me // g.k_groups * g.k_groups
-        for other in range(first, first + g.k_groups):
-            if other != me:
-                warp.arrive_mbarrier(bars + 8 * other)
-
-    def own(products: Floats) -> Floats:
-        """The warp's part of its own row tiles (the last may be one that it does not own)."""
-        return products[:, : MMA_N * g.owned_tiles]
-
-    def receive(scores: Floats, buffer: int, bars: int, parity: int, me: int) -> Floats:
-        """Adds up all parts of the warp's own row tiles; zero for a tile that it does not own."""
-        if g.exchange_slots == 0:
-            return scores
-        warp = current()
-        warp.wait_mbarrier(bars + 8 * me, parity)
-        whole = zeros(g.owned_tiles)
-        for j, row_tile in enumerate(my_tiles(g, me)[: owned_count(g, me)]):
-            total = part_of(scores, j)
-            for slot in range(g.exchange_slots):
-                total = total + warp.read(place(buffer, slot, row_tile), np.float32, (TILE, MMA_N))
-            part_of(whole, j)[:] = total
-        return whole
+    def release_scores(bar: int, rank: int) -> None:
+        """The buffer is read: tells the score warps of this block and of the partner."""
+        current().arrive_mbarrier(bar)
+        if g.cluster == 2:
+            current().arrive_remote(partner_of(rank), bar)
 
     return {
-        "no_products": lambda: zeros(g.group_tiles),
-        "no_scores": lambda: zeros(g.owned_tiles),
-        "own": own,
         "send": send,
-        "receive": receive,
-        "owned_tile": lambda me: my_tiles(g, me)[0],
+        "arm_scores": arm_scores,
+        "gather_scores": gather_scores,
+        "release_scores": release_scores,
     }

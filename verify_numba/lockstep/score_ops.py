@@ -12,7 +12,6 @@ from verify_numba.geometry import MMA_K, MMA_N, TILE, Geometry
 from verify_numba.kernels.work import CHAIN
 from verify_numba.lockstep.bf16 import EXPONENT, widen
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.ownership import my_tiles
 
 Floats = NDArray[np.float32]
 QUERY_ALIGN = 4
@@ -45,7 +44,7 @@ def keep_visible(
 
 
 def score_ops(g: Geometry) -> dict[str, Any]:
-    """Products of a warp's row tiles over its share of the block's columns."""
+    """Products of a group of row tiles over a share of the block's columns."""
     share_columns = MMA_K * g.warp_k_steps
 
     def load_q(
@@ -53,29 +52,30 @@ def score_ops(g: Geometry) -> dict[str, Any]:
         token_stride: int,
         head_stride: int,
         n0: int,
-        row0: int,
+        row: int,
         rows: int,
         H: int,
         rank: int,
-        me: int,
+        part: int,
     ) -> Floats:
-        """[8 * group_tiles, share_columns] queries of the warp's row tiles; zero behind the last row."""
+        """[8 * group_tiles, share_columns] queries from `row` on; zero behind the last row."""
         memory = current().memory
-        r = row0 + (MMA_N * np.array(my_tiles(g, me))[:, None] + np.arange(MMA_N)).ravel()
-        inside = r < rows
-        queries = np.zeros((len(r), g.value_columns + g.rope_columns), np.float32)
-        if inside.any():
-            source = q + (n0 + r[inside] // H) * token_stride + r[inside] % H * head_stride
+        r = row + np.arange(MMA_N * g.group_tiles)
+        r = r[r < rows]
+        queries = np.zeros((MMA_N * g.group_tiles, g.value_columns + g.rope_columns), np.float32)
+        if len(r):
+            source = q + (n0 + r // H) * token_stride + r % H * head_stride
             value = 2 * rank * g.value_columns, 2 * g.value_columns
             rope = 2 * (D_V + rank * g.rope_columns), 2 * g.rope_columns
             bits = [memory.load_rows(source + at, nbytes, QUERY_ALIGN) for at, nbytes in (value, rope)]
-            queries[inside] = widen(np.concatenate(bits, axis=1).view(np.uint16))
-        return queries[:, share_columns * (me % g.k_groups) :][:, :share_columns]
+            queries[: len(r)] = widen(np.concatenate(bits, axis=1).view(np.uint16))
+        return queries[:, share_columns * part : share_columns * (part + 1)]
 
-    def score(stage: int, queries: Floats, me: int) -> Floats:
-        """[16, 8 * group_tiles] products over the warp's columns."""
-        at = stage + 2 * share_columns * (me % g.k_groups)
-        keys = widen(current().read(at, np.uint16, (TILE, share_columns), g.row_stride))
+    def score(stage: int, queries: Floats, part: int) -> Floats:
+        """[16, 8 * group_tiles] products over column share `part`."""
+        keys = widen(
+            current().read(stage + 2 * share_columns * part, np.uint16, (TILE, share_columns), g.row_stride)
+        )
         products: Floats = keys @ queries.T
         return products
 

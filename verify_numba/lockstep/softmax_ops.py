@@ -1,4 +1,4 @@
-"""The online softmax of a score warp, in base 2, and what it hands to the value warps."""
+"""The online softmax of a softmax warp, in base 2, and what it hands to the value warps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from verify_numba.geometry import MMA_N, TILE, Geometry
 from verify_numba.lockstep.bf16 import narrow
+from verify_numba.lockstep.exchange_ops import my_tiles
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.ownership import my_tiles, owned_count
 
 Floats = NDArray[np.float32]
 GROWTH = np.float32(8)
@@ -46,8 +46,18 @@ def add_sums(sums: Floats, p: Floats) -> Floats:
     return added
 
 
+def store_lse(
+    ptr: int, row_offset: int, m: Floats, sums: Floats, my_row: int, rows: int, natural: int
+) -> None:
+    """log2 (or ln) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
+    count = min(len(m), rows - my_row)
+    if count > 0:
+        lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))
+        current().memory.store(ptr + 4 * (row_offset + my_row), (lse * LN2 if natural else lse)[:count])
+
+
 def softmax_ops(g: Geometry) -> dict[str, Any]:
-    my_rows = MMA_N * g.owned_tiles
+    my_rows = MMA_N * g.softmax_tiles
 
     def lowest() -> Floats:
         """A maximum below every score, yet finite: -inf less -inf would be NaN."""
@@ -56,50 +66,27 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
     def zero_sums() -> Floats:
         return np.zeros(my_rows, np.float32)
 
-    def store_maxima(addr: int, m: Floats, me: int) -> None:
-        """float32 [score warps, my_rows]; every warp keeps its own there."""
-        current().write(addr + 4 * my_rows * me, np.float32, (my_rows,))[:] = m
-
-    def load_maxima(addr: int, me: int) -> Floats:
-        return current().read(addr + 4 * my_rows * me, np.float32, (my_rows,)).copy()
-
-    def owned_rows(me: int) -> int:
-        return MMA_N * owned_count(g, me)
-
-    def store_row_values(addr: int, values: Floats, me: int) -> None:
-        """One float32 a row, of the row tiles that the warp owns."""
-        count = owned_rows(me)
-        at = addr + 4 * MMA_N * my_tiles(g, me)[0]
-        current().write(at, np.float32, (count,))[:] = values[:count]
+    def store_row_values(addr: int, values: Floats, my_tile: int) -> None:
+        """One float32 a row."""
+        count = MMA_N * my_tiles(g, my_tile)
+        current().write(addr + 4 * MMA_N * my_tile, np.float32, (count,))[:] = values[:count]
 
     def store_grew(addr: int, grew: int) -> None:
         current().write(addr, np.int32, (1,))[0] = grew
 
-    def store_weights(addr: int, p: Floats, me: int) -> None:
-        """bf16 [row tile, 16 tokens, 8 rows], of the row tiles that the warp owns."""
+    def store_weights(addr: int, p: Floats, my_tile: int) -> None:
+        """bf16 [row tile, 16 tokens, 8 rows]."""
         bits = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)
-        shape = (owned_count(g, me), TILE, MMA_N)
-        at = addr + 2 * TILE * MMA_N * my_tiles(g, me)[0]
-        current().write(at, np.uint16, shape)[:] = bits[: shape[0]]
+        shape = (my_tiles(g, my_tile), TILE, MMA_N)
+        current().write(addr + 2 * TILE * MMA_N * my_tile, np.uint16, shape)[:] = bits[: shape[0]]
 
-    def store_inverse(addr: int, sums: Floats, me: int) -> None:
+    def store_inverse(addr: int, sums: Floats, my_tile: int) -> None:
         """One over the softmax denominators; 0 for a row that saw nothing."""
-        store_row_values(addr, np.where(sums == 0, np.float32(0), np.float32(1) / sums), me)
-
-    def store_lse(
-        ptr: int, row_offset: int, m: Floats, sums: Floats, me: int, my_row: int, rows: int, natural: int
-    ) -> None:
-        """log2 (or ln) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
-        count = min(owned_rows(me), rows - my_row)
-        if count > 0:
-            lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))
-            current().memory.store(ptr + 4 * (row_offset + my_row), (lse * LN2 if natural else lse)[:count])
+        store_row_values(addr, np.where(sums == 0, np.float32(0), np.float32(1) / sums), my_tile)
 
     return {
         "lowest": lowest,
         "zero_sums": zero_sums,
-        "store_maxima": store_maxima,
-        "load_maxima": load_maxima,
         "exponents": exponents,
         "exceeds": exceeds,
         "grow": grow,

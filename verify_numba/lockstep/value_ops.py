@@ -11,7 +11,6 @@ from verify_numba.dims import D_V
 from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, VALUE_WARPS, WARP, Geometry
 from verify_numba.lockstep.bf16 import narrow, widen
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.ownership import owner_of
 
 Floats = NDArray[np.float32]
 GROUPS = D_V // COLUMN_GROUP
@@ -41,22 +40,22 @@ def unpack_partial(packed: Floats) -> Floats:
 
 def value_ops(g: Geometry) -> dict[str, Any]:
     columns = g.value_columns // VALUE_WARPS
-    owners = np.array([owner_of(g, row_tile) for row_tile in range(g.n_tiles)])
+    rows_a_flag = MMA_N * g.softmax_tiles
 
     def zero_o() -> Floats:
         return np.zeros((g.rows, columns), np.float32)
 
     def grew_flags(addr: int) -> NDArray[np.bool_]:
-        flags: NDArray[np.bool_] = current().read(addr, np.int32, (g.score_warps,)) != 0
+        flags: NDArray[np.bool_] = current().read(addr, np.int32, (g.softmax_warps,)) != 0
         return flags
 
     def any_grew(addr: int) -> int:
-        """Whether any score warp's maximum has grown."""
+        """Whether any softmax warp's maximum has grown."""
         return int(grew_flags(addr).any())
 
     def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
-        """Multiplies the rows of score warps whose maximum has grown by alpha; no other alpha was written."""
-        grew = np.repeat(grew_flags(grew_addr)[owners], MMA_N)
+        """Multiplies the rows of softmax warps whose maximum has grown by alpha; the other alphas are stale."""
+        grew = np.repeat(grew_flags(grew_addr), rows_a_flag)[: g.rows]
         alpha = np.where(grew, current().read(alpha_addr, np.float32, (g.rows,)), np.float32(1))
         scaled: Floats = o * alpha[:, None]
         return scaled

@@ -29,6 +29,11 @@ def load_index(ptr: int, i: int, wide: int) -> int:
     return int(known[key])
 
 
+def load_count(ptr: int, i: int, wide: int) -> int:
+    """The same, of an array whose elements all fit 32 bits."""
+    return i32(load_index(ptr, i, wide))
+
+
 def first_share(batch: Batch, worker: int, workers: int) -> Share:
     """The worker's part of the line of all tiles, and the request it starts in."""
     starts = _starts(batch)
@@ -62,6 +67,7 @@ def share_ops(g: Geometry) -> dict[str, Any]:
     return {
         "i32": i32,
         "load_index": load_index,
+        "load_count": load_count,
         "first_share": first_share,
         "store_share": store_share,
         "load_share": load_share,
