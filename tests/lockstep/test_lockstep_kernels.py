@@ -16,6 +16,7 @@ from tests.lockstep.support import BY_NAME, FORMS, Array, check, run
 from tests.probe import attended, make_probe, should_attend
 from tests.strategies import batches
 from tests.trees import tree_mask
+from verify_numba.dims import D_QK
 from verify_numba.geometry import Geometry
 
 FEW = pytest.mark.parametrize("g", [BY_NAME["cluster72"], BY_NAME["single24"]], ids=lambda g: g.name)
@@ -179,6 +180,17 @@ def test_moving_every_slot_changes_no_bit(g: Geometry) -> None:
     moved = np.empty_like(batch.kv_pool)
     moved[order] = batch.kv_pool
     assert run(batch, g).same_bits(run(replace(batch, kv_pool=moved, kv_indices=order[batch.kv_indices]), g))
+
+
+def test_slots_beyond_32_bit_offsets() -> None:
+    """From slot 3,728,270 on, rows lie 2^32 bytes into the pool; its untouched pages take no memory."""
+    batch = make_batch(16, prefix=(40,), drafts=(4,), H=2)
+    far = 3_728_270
+    pool = np.zeros((far + len(batch.kv_pool), 1, D_QK), batch.kv_pool.dtype)
+    pool[far:] = batch.kv_pool
+    moved = replace(batch, kv_pool=pool, kv_indices=batch.kv_indices + far)
+    for g in (BY_NAME["cluster8"], BY_NAME["single8"]):
+        assert run(moved, g).same_bits(run(batch, g))
 
 
 @FEW

@@ -27,7 +27,7 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         return current().cluster.blocks[1 - rank]
 
     def send(products: Floats, scores: int, bar: int, group: int, part: int, rank: int) -> None:
-        """Part `part` of the sum to this block, part `k_groups + part` to the partner; each tells its `bar`."""
+        """Part `part` of the sum to this block, part `k_groups + part` to the partner; both bars are told."""
         warp = current()
         tiles = np.ascontiguousarray(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2))
         here = scores + part_bytes * part + TILE_BYTES * g.group_tiles * group

@@ -54,7 +54,7 @@ def value_ops(g: Geometry) -> dict[str, Any]:
         return int(grew_flags(addr).any())
 
     def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
-        """Multiplies the rows of softmax warps whose maximum has grown by alpha; the other alphas are stale."""
+        """Multiplies rows of softmax warps whose maximum has grown by alpha; the other alphas are stale."""
         grew = np.repeat(grew_flags(grew_addr), rows_a_flag)[: g.rows]
         alpha = np.where(grew, current().read(alpha_addr, np.float32, (g.rows,)), np.float32(1))
         scaled: Floats = o * alpha[:, None]
