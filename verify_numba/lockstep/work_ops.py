@@ -75,7 +75,7 @@ def share_ops(g: Geometry) -> dict[str, Any]:
     }
 
 
-def _dtype(wide: int) -> type[np.int64] | type[np.int32]:
+def _dtype(wide: int) -> type[np.int64 | np.int32]:
     return np.int64 if wide else np.int32
 
 
