@@ -20,8 +20,10 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-SCORE_BUFFERS = 2
-"""Tiles of partial scores between score warps and softmax warps."""
+PARTNER_BUFFERS = 2
+"""Tiles of scores that may be under way from the partner block. No credit goes back: a block sends tile t + 1 once its own
+softmax warps have read tile t of both blocks; so the partner has sent tile t, and its softmax warps, before that, have
+read tile t - 1, whose buffer tile t + 1 takes."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
@@ -38,7 +40,8 @@ class Geometry:
     group_tiles: int = 3
     """n8 tiles of query rows that one score warp multiplies."""
     k_groups: int = 2
-    """Score warps that share the columns of a group, since their queries must fit in registers."""
+    """Score warps that share the columns of a group, since their queries must fit in registers. Each adds its products
+    to those of the one before; the last has this block's scores."""
     softmax_tiles: int = 2
     """n8 tiles of query rows that one softmax warp takes from scores to weights."""
     copy_warps: int = 1
@@ -87,11 +90,6 @@ class Geometry:
         return self.k_steps // self.k_groups
 
     @property
-    def score_parts(self) -> int:
-        """Parts that a score consists of: one a column share of each block of the cluster."""
-        return self.k_groups * self.cluster
-
-    @property
     def first_softmax_warp(self) -> int:
         return VALUE_WARPS + self.score_warps
 
@@ -136,8 +134,8 @@ class Geometry:
 
     @property
     def score_bytes(self) -> int:
-        """One tile of float32 partial scores, [score_parts, n_tiles, 32 lanes, 4]."""
-        return self.score_parts * self.n_tiles * TILE * MMA_N * 4
+        """One tile of float32 scores, [n_tiles, 32 lanes, 4]."""
+        return self.n_tiles * TILE * MMA_N * 4
 
     @cached_property
     def shared(self) -> SharedMap:
@@ -149,7 +147,12 @@ class SharedMap:
     """Byte offsets in dynamic shared memory. Barrier fields are the first of their ring, eight bytes each."""
 
     stage: int
+    relay: int
+    """[k_groups - 1] tiles of scores, from one score warp of a group to the next."""
     scores: int
+    """This block's part of a tile's scores, from score warps to softmax warps."""
+    partner: int
+    """[PARTNER_BUFFERS] tiles: the partner block's part."""
     weights: int
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
@@ -157,15 +160,17 @@ class SharedMap:
     """[WEIGHT_BUFFERS, 8] int32, one a softmax warp: whether its alpha differs from one."""
     inverse: int
     """[rows] float32: one over the softmax denominator."""
-    share: int
-    """Four int32: the block's share of the key tiles."""
     full: int
     empty: int
     weights_full: int
     weights_empty: int
     inverse_full: int
     inverse_empty: int
+    relay_full: int
+    """[groups, k_groups - 1] barriers, as is `relay_empty`."""
+    relay_empty: int
     scores_full: int
+    """[PARTNER_BUFFERS]"""
     scores_empty: int
     total: int
 
@@ -181,29 +186,32 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            scores=take(SCORE_BUFFERS * g.score_bytes, 128),
+            relay=take((g.k_groups - 1) * g.score_bytes, 128),
+            scores=take(g.score_bytes, 128),
+            partner=take(PARTNER_BUFFERS * g.score_bytes if g.cluster == 2 else 0, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
             grew=take(WEIGHT_BUFFERS * 32),
             inverse=take(g.rows * 4),
-            share=take(16),
             full=take(8 * g.stages),
             empty=take(8 * g.stages, 8),
             weights_full=take(8 * WEIGHT_BUFFERS, 8),
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            scores_full=take(8 * SCORE_BUFFERS, 8),
-            scores_empty=take(8 * SCORE_BUFFERS, 8),
+            relay_full=take(8 * g.groups * (g.k_groups - 1), 8),
+            relay_empty=take(8 * g.groups * (g.k_groups - 1), 8),
+            scores_full=take(8 * PARTNER_BUFFERS, 8),
+            scores_empty=take(8, 8),
             total=-(-offset // 16) * 16,
         )
 
 
 CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
-    Geometry(cluster=2, n_tiles=3, stages=8, softmax_tiles=1),
-    Geometry(cluster=2, n_tiles=6, stages=7),
-    Geometry(cluster=2, n_tiles=9, stages=6),
+    Geometry(cluster=2, n_tiles=3, stages=9, softmax_tiles=1),
+    Geometry(cluster=2, n_tiles=6, stages=8),
+    Geometry(cluster=2, n_tiles=9, stages=8),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (

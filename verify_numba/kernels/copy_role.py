@@ -16,7 +16,7 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def copy_role(batch, block, me, share, k, k_stride, pool, pool_stride):
+    def copy_role(batch, block, share, me, k, k_stride, pool, pool_stride):
         stage, parity, turn = i32(0), i32(1), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)

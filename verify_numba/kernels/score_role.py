@@ -1,28 +1,51 @@
-"""The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns and sends its
-part of the scores to the softmax warps, and to those of the partner block."""
+"""The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns and adds what
+the warp of the share before has; the last has the block's part of the scores, for the softmax warps of both blocks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import SCORE_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, Geometry
 from verify_numba.kernels.work import make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
-    STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
+    CLUSTER, STAGES, STAGE_BYTES, SCORE_BYTES = g.cluster, g.stages, g.stage_bytes, g.score_bytes
     K_GROUPS, GROUP_ROWS = g.k_groups, 8 * g.group_tiles
     at = g.shared
-    STAGE, FULL, SCORES, SCORES_FULL, SCORES_EMPTY = at.stage, at.full, at.scores, at.scores_full, at.scores_empty
-    i32, wait, wait_cluster, load_share = ops.i32, ops.wait, ops.wait_cluster, ops.load_share
-    load_q, score, send, clean_values = ops.load_q, ops.score, ops.send, ops.clean_values
+    STAGE, FULL, RELAY, RELAY_FULL, RELAY_EMPTY = at.stage, at.full, at.relay, at.relay_full, at.relay_empty
+    SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
+    i32, wait, arrive = ops.i32, ops.wait, ops.arrive
+    load_q, score, clean_values = ops.load_q, ops.score, ops.clean_values
+    add_part, store_part, send_part = ops.add_part, ops.store_part, ops.send_part
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def score_role(batch, block, me, q, q_token_stride, q_head_stride):
+    def hand_on(base, products, count, group, part, rank):
+        """Add the parts before to the products; pass the sum to the next share's warp, or to the softmax warps."""
+        turn = i32(count & 1)
+        if K_GROUPS > 1 and part > 0:
+            bar = i32(8 * ((K_GROUPS - 1) * group + part - 1))
+            wait(base + RELAY_FULL + bar, turn)
+            products = add_part(products, base + RELAY + SCORE_BYTES * (part - 1), group)
+            arrive(base + RELAY_EMPTY + bar)
+        if K_GROUPS > 1 and part < K_GROUPS - 1:
+            bar = i32(8 * ((K_GROUPS - 1) * group + part))
+            wait(base + RELAY_EMPTY + bar, i32(turn ^ 1))
+            store_part(products, base + RELAY + SCORE_BYTES * part, group)
+            arrive(base + RELAY_FULL + bar)
+        else:
+            buffer = i32(count & (PARTNER_BUFFERS - 1))
+            wait(base + SCORES_EMPTY, i32(turn ^ 1))
+            if CLUSTER == 2:
+                send_part(products, base + PARTNER + SCORE_BYTES * buffer, base + SCORES_FULL + 8 * buffer, group, rank)
+            store_part(products, base + SCORES, group)
+            arrive(base + SCORES_FULL + 8 * buffer)
+
+    @ops.device
+    def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
         base = block.base
         group, part = i32(me // K_GROUPS), i32(me % K_GROUPS)
-        share = load_share(base)
         count, stage, parity = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
@@ -37,10 +60,7 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
-                    buffer = i32(count & (SCORE_BUFFERS - 1))
-                    wait_cluster(base + SCORES_EMPTY + 8 * buffer, i32(((count // SCORE_BUFFERS) & 1) ^ 1))
-                    send(products, base + SCORES + SCORE_BYTES * buffer, base + SCORES_FULL + 8 * buffer,
-                         group, part, block.rank)  # fmt: skip
+                    hand_on(base, products, count, group, part, block.rank)
                     count = i32(count + 1)
                     stage = i32(stage + 1)
                     if stage == STAGES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import SCORE_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
@@ -12,12 +12,12 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     ROWS, TILES = g.rows, g.softmax_tiles
     SCORE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.score_bytes, g.weight_bytes, 4 * g.rows
     at = g.shared
-    SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
+    SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
     ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
-    i32, wait, wait_cluster, arrive, load_share = ops.i32, ops.wait, ops.wait_cluster, ops.arrive, ops.load_share
-    arm_scores, gather_scores, release_scores = ops.arm_scores, ops.gather_scores, ops.release_scores
+    i32, wait, wait_cluster, arrive = ops.i32, ops.wait, ops.wait_cluster, ops.arrive
+    arm_scores, gather_scores = ops.arm_scores, ops.gather_scores
     load_index, keep_first, keep_visible = ops.load_index, ops.keep_first, ops.keep_visible
     lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
     rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
@@ -26,14 +26,14 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def whole_scores(base, count, me, rank):
-        """All parts of this warp's scores, added up; it is done with their buffer."""
-        buffer = i32(count & (SCORE_BUFFERS - 1))
+    def whole_scores(base, count, me):
+        """Both blocks' parts of this warp's scores, added up."""
+        buffer = i32(count & (PARTNER_BUFFERS - 1))
         if me == 0:
             arm_scores(base + SCORES_FULL + 8 * buffer)
-        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count // SCORE_BUFFERS) & 1))
-        scores = gather_scores(base + SCORES + SCORE_BYTES * buffer, me)
-        release_scores(base + SCORES_EMPTY + 8 * buffer, rank)
+        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> 1) & 1))
+        scores = gather_scores(base + SCORES, base + PARTNER + SCORE_BYTES * buffer, me)
+        arrive(base + SCORES_EMPTY)
         return scores
 
     @ops.device
@@ -58,20 +58,19 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
             store_lse(lse, request.n0 * batch.H, m, sums, my_row, rows, 1)
 
     @ops.device
-    def softmax_role(batch, block, me, scale, row_capacity, part_lse, lse):
+    def softmax_role(batch, block, share, me, scale, row_capacity, part_lse, lse):
         base = block.base
         my_tile = i32(TILES * me)
         my_row = i32(block.row0 + 8 * my_tile)
-        share = load_share(base)
         count, buffer, turn, segment = i32(0), i32(0), i32(1), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             if first < last and block.row0 < request.T * batch.H:
                 m, sums = lowest(), zero_sums()
+                following = whole_scores(base, count, me)
                 for tile_ in range(first, last):
-                    tile = i32(tile_)
-                    scores = whole_scores(base, count, me, block.rank)
+                    tile, scores = i32(tile_), following
                     if tile >= request.prefix_tiles:
                         scores = tree_scores(scores, batch, request, share.b, tile, my_row)
                     elif i32(request.L - TILE * tile) < TILE:
@@ -86,12 +85,15 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         store_alpha(base + ALPHA + ALPHA_BYTES * buffer, alpha, my_tile)
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
+                    count = i32(count + 1)
+                    if tile + 1 < last:
+                        following = whole_scores(base, count, me)
                     p = exp2(d)
                     store_grew(base + GREW + 32 * buffer + 4 * me, grew)
                     store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
                     arrive(base + WEIGHTS_FULL + 8 * buffer)
                     sums = add_sums(sums, p)
-                    count, buffer = i32(count + 1), i32(buffer + 1)
+                    buffer = i32(buffer + 1)
                     if buffer == WEIGHT_BUFFERS:
                         buffer, turn = i32(0), i32(turn ^ 1)
 

@@ -15,15 +15,14 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
     ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
-    i32, wait, arrive, load_share = ops.i32, ops.wait, ops.arrive, ops.load_share
+    i32, wait, arrive = ops.i32, ops.wait, ops.arrive
     zero_o, any_grew, scale_o, accumulate = ops.zero_o, ops.any_grew, ops.scale_o, ops.accumulate
     store_partial, store_out = ops.store_partial, ops.store_out
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def value_role(batch, block, me, row_capacity, part_o, out):
+    def value_role(batch, block, share, me, row_capacity, part_o, out):
         base = block.base
-        share = load_share(base)
         stage, parity, buffer, turn, segment = i32(0), i32(0), i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)

@@ -8,9 +8,12 @@ the host knows. A share that covers a whole request writes the result; any other
 Inside a block the warps have four roles, joined by mbarriers in shared memory:
 
     copy    slots -> rows -> a ring of stages
-    score   parts of S = K Q^T, one a share of the columns
-    softmax the parts added up (the partner block's too), the mask, the online softmax -> weights P
+    score   S = K Q^T over the block's columns, also for the partner block
+    softmax both blocks' parts added up, the mask, the online softmax -> weights P
     value   O = alpha O + V^T P
+
+A block ends when its value warps have their last weights. By then it has received all that its partner sends, so nothing
+can arrive at a block that has ended, and no barrier is needed at the end.
 
 The method is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) split over the keys (Flash-Decoding,
 Dao et al. 2023); O is rescaled only when a maximum has grown by more than 2^8. The same source runs on a CPU: `ops`
@@ -40,12 +43,8 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
     )  # fmt: skip
-    release_next, first_share, store_share, load_share = (
-        ops.release_next, ops.first_share, ops.store_share, ops.load_share,
-    )  # fmt: skip
-    init_barriers, announce, await_start, settle, finish = (
-        ops.init_barriers, ops.announce, ops.await_start, ops.settle, ops.finish,
-    )  # fmt: skip
+    release_next, first_share = ops.release_next, ops.first_share
+    init_barriers, announce, await_start, settle = ops.init_barriers, ops.announce, ops.await_start, ops.settle
     copy_role, score_role = make_copy_role(g, ops), make_score_role(g, ops)
     softmax_role, value_role = make_softmax_role(g, ops), make_value_role(g, ops)
 
@@ -59,27 +58,25 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
         batch = Batch(bs, H, parts, layout, widths, min_tiles, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr)
         block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
         row_capacity = i32(ROWS * row_blocks())
+        # While one warp sets up the barriers, all find out what their block has to do; that warp copies at once, the
+        # others wait until the barriers are there.
         if warp == FIRST_COPY_WARP:
-            # One warp sets up the barriers and the block's share of the work, and copies at once; the others wait.
             release_next()
             init_barriers(block.base)
-            share = first_share(batch, block.worker, block.workers)
-            store_share(block.base, share)
             announce()
-            copy_role(batch, block, i32(0), share, k, k_stride, pool, pool_stride)
+        share = first_share(batch, block.worker, block.workers)
+        if warp == FIRST_COPY_WARP:
+            copy_role(batch, block, share, i32(0), k, k_stride, pool, pool_stride)
             settle()
-        elif warp > FIRST_COPY_WARP:
-            await_start()
-            share = load_share(block.base)
-            copy_role(batch, block, i32(warp - FIRST_COPY_WARP), share, k, k_stride, pool, pool_stride)
         else:
             await_start()
             if warp < VALUE_WARPS:
-                value_role(batch, block, warp, row_capacity, part_o, out)
+                value_role(batch, block, share, warp, row_capacity, part_o, out)
             elif warp < FIRST_SOFTMAX_WARP:
-                score_role(batch, block, i32(warp - VALUE_WARPS), q, q_token_stride, q_head_stride)
+                score_role(batch, block, share, i32(warp - VALUE_WARPS), q, q_token_stride, q_head_stride)
+            elif warp < FIRST_COPY_WARP:
+                softmax_role(batch, block, share, i32(warp - FIRST_SOFTMAX_WARP), scale, row_capacity, part_lse, lse)
             else:
-                softmax_role(batch, block, i32(warp - FIRST_SOFTMAX_WARP), scale, row_capacity, part_lse, lse)
-        finish()
+                copy_role(batch, block, share, i32(warp - FIRST_COPY_WARP), k, k_stride, pool, pool_stride)
 
     return verify_kernel

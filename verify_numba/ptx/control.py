@@ -9,10 +9,10 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import SCORE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
 from verify_numba.ptx.asm import (
-    I32, VOID, asm, i32, i64, instruction, integer, lane_id, less, load_shared, store_shared, tile, tile_op, void,
+    I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void,
 )  # fmt: skip
 
 device = cuda.jit(device=True, inline="always")
@@ -207,8 +207,10 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
-        _init(b, base, at.scores_full, SCORE_BUFFERS, g.score_warps + clustered)
-        _init(b, base, at.scores_empty, SCORE_BUFFERS, g.softmax_warps * g.cluster)
+        _init(b, base, at.relay_full, g.groups * (g.k_groups - 1), 1)
+        _init(b, base, at.relay_empty, g.groups * (g.k_groups - 1), 1)
+        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.groups + clustered)
+        _init(b, base, at.scores_empty, 1, g.softmax_warps)
         _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.softmax_warps)
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
         _init(b, base, at.inverse_full, 1, g.softmax_warps)
@@ -231,31 +233,10 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         announce_text = "bar.warp.sync -1; barrier.cluster.arrive.release.aligned;"
         start_text = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
         settle_text = "bar.warp.sync -1; barrier.cluster.wait.acquire.aligned;"
-        # A block must not end while its partner still sends to it. The fence is for those messages alone: one for all
-        # of memory would wait for the results that are on their way.
-        finish_text = (
-            "bar.warp.sync -1; fence.release.sync_restrict::shared::cta.cluster; "
-            "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
-        )
     else:
         announce_text = f"bar.arrive 0, {g.threads};"
         start_text = f"bar.sync 0, {g.threads};"
-        settle_text = finish_text = ""
-
-    def store_share_body(b: Any, base: Any, *values: Any) -> None:
-        store_shared(b, base, at.share, values, less(b, lane_id(b), 1))
-
-    store_numbers = tile_op(void, [i32] * 5, store_share_body)
-    load_numbers = tile_op(tile(i32, 4), [i32], lambda b, base: load_shared(b, base, at.share, 4, I32))
-
-    @device
-    def store_share(base, share):
-        store_numbers(base, share.b, share.start, share.begin, share.end)
-
-    @device
-    def load_share(base):
-        numbers = load_numbers(base)
-        return Share(numbers[0], numbers[1], numbers[2], numbers[3])
+        settle_text = ""
 
     def blank_or(text: str) -> Any:
         return instruction(void, [], text, "~{memory}")
@@ -275,11 +256,10 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     g_cluster = g.cluster
     return SimpleNamespace(
         device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index, load_count=load_count,
-        first_share=first_share, store_share=store_share, load_share=load_share, cluster_id=cluster_id, cluster_count=cluster_count,
+        first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
         init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_partner if clustered else wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
-        finish=blank_or(finish_text),
         # The next kernel may be set up from now on; it waits for this one's end before it reads results.
         release_next=blank_or("griddepcontrol.launch_dependents;" if clustered else ""),
     )  # fmt: skip

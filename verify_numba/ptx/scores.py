@@ -31,7 +31,7 @@ from verify_numba.ptx.asm import (
     unpack,
     void,
 )
-from verify_numba.ptx.control import arrive_warp, device, lane, quotient, remainder
+from verify_numba.ptx.control import device, lane, quotient, remainder
 
 load_u8 = instruction(i32, [i64], "{.reg .b16 t; ld.global.nc.u8 t, [$1]; cvt.u32.u16 $0, t;}", "=r,l")
 
@@ -47,7 +47,7 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
     def load_q_body(b: Any, *args: Any) -> list[Any]:
         """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t+1 and 2t+8, 2t+9 of each k-step."""
         addresses, flags, rank, part = args[:group], args[group : 2 * group], args[-2], args[-1]
-        first = b.mul(part, integer(steps))
+        first = b.mul(anew(b, part), integer(steps))
         value_at = b.mul(rank, integer(2 * g.value_columns))
         rope_at = b.add(b.mul(rank, integer(2 * g.rope_columns)), integer(2 * (D_V - g.value_columns)))
         columns = []
@@ -124,74 +124,66 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
 
 
 def _exchange_ops(g: Geometry) -> dict[str, Any]:
-    group, clustered, k_groups, mine = g.group_tiles, g.cluster == 2, g.k_groups, g.softmax_tiles
+    group, clustered, mine = g.group_tiles, g.cluster == 2, g.softmax_tiles
     products_t, scores_t = tile(f32, 4 * group), tile(f32, 4 * mine)
     uneven = g.n_tiles % mine != 0
-    part_bytes = 512 * g.n_tiles
 
     def place(b: Any, scores: Any, row_tile: Any) -> Any:
         return b.add(scores, b.add(b.mul(row_tile, integer(512)), b.mul(lane_id(b), integer(16))))
 
-    def at_partner(b: Any, address: Any, rank: Any) -> Any:
-        partner = b.xor(rank, integer(1))
-        return asm(b, I32, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, partner], volatile=False)
+    def group_place(b: Any, scores: Any, index: Any) -> Any:
+        return place(b, scores, b.mul(anew(b, index), integer(group)))
 
-    def send_body(b: Any, products: Any, scores: Any, bar: Any, group_index: Any, part: Any, rank: Any) -> None:
-        """Part `part` of the sum to this block's softmax warps, part `k_groups + part` to the partner's."""
-        values = unpack(b, products, 4 * group)
-        here = b.add(place(b, scores, b.mul(group_index, integer(group))), b.mul(part, integer(part_bytes)))
-        if clustered:
-            there, bar_there = at_partner(b, here, rank), at_partner(b, bar, rank)
-            for n in range(group):
-                text = (
-                    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-                    f"[$0+{part_bytes * k_groups + 512 * n}], {{$2,$3,$4,$5}}, [$1];"
-                )
-                asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [there, bar_there, *values[4 * n : 4 * n + 4]])
+    def load_tiles(b: Any, at: Any, n: int) -> list[Any]:
+        return [x for i in range(n) for x in load_shared(b, at, 512 * i, 4)]
+
+    def add_body(b: Any, products: Any, part: Any, index: Any) -> list[Any]:
+        before = load_tiles(b, group_place(b, part, index), group)
+        return [b.fadd(x, y) for x, y in zip(unpack(b, products, 4 * group), before, strict=True)]
+
+    def store_body(b: Any, products: Any, part: Any, index: Any) -> None:
+        at, values = group_place(b, part, index), unpack(b, products, 4 * group)
         for n in range(group):
-            store_shared(b, here, 512 * n, values[4 * n : 4 * n + 4])
-        arrive_warp(b, bar)
+            store_shared(b, at, 512 * n, values[4 * n : 4 * n + 4])
+
+    def send_body(b: Any, products: Any, part: Any, bar: Any, index: Any, rank: Any) -> None:
+        """To the partner block's shared memory; its barrier counts the bytes."""
+        partner, there = b.xor(rank, integer(1)), "mapa.shared::cluster.u32 $0, $1, $2;"
+        at, bar_there = (
+            asm(b, I32, there, "=r,r,r", [x, partner], volatile=False) for x in (group_place(b, part, index), bar)
+        )
+        values = unpack(b, products, 4 * group)
+        store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+        for n in range(group):
+            text = f"{store} [$0{plus(512 * n)}], {{$2,$3,$4,$5}}, [$1];"
+            asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [at, bar_there, *values[4 * n : 4 * n + 4]])
 
     def arm_body(b: Any, bar: Any) -> None:
-        """Expect the partner's parts."""
+        """Expect the partner's part."""
         if clustered:
             text = (
                 "{.reg .pred p; setp.eq.s32 p, $1, 0; "
-                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {part_bytes * k_groups};}}"
+                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.score_bytes};}}"
             )
             asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
 
-    def gather_body(b: Any, scores: Any, me: Any) -> list[Any]:
-        at = place(b, scores, b.mul(me, integer(mine)))
-        parts = [
-            [x for n in range(mine) for x in load_shared(b, at, part_bytes * part + 512 * n, 4)]
-            for part in range(g.score_parts)
-        ]
-        while len(parts) > 1:
-            pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(parts[::2], parts[1::2], strict=False)]
-            parts = pairs + parts[len(parts) - len(parts) % 2 :]
+    def gather_body(b: Any, scores: Any, partner: Any, me: Any) -> list[Any]:
+        index = b.mul(me, integer(mine))
+        out = load_tiles(b, place(b, scores, index), mine)
+        if clustered:
+            out = [b.fadd(x, y) for x, y in zip(out, load_tiles(b, place(b, partner, index), mine), strict=True)]
         if not uneven:
-            return parts[0]
+            return out
         # The last warp's last tile does not exist: what was read there must not decide anything.
         exists = b.icmp_signed("<", me, integer(g.softmax_warps - 1))
-        return [*parts[0][:-4], *(b.select(exists, x, const(0.0)) for x in parts[0][-4:])]
-
-    def release_body(b: Any, bar: Any, rank: Any) -> None:
-        """The buffer is read: say so to this block's score warps and to the partner's."""
-        arrive_warp(b, bar)
-        if clustered:
-            # Orders the reads before the arrival; restricted to shared memory, it costs no fence of the whole GPU.
-            text = (
-                "{.reg .pred p; setp.eq.s32 p, $1, 0; fence.release.sync_restrict::shared::cta.cluster; "
-                "@p mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [$0];}"
-            )
-            asm(b, VOID, text, "r,r,~{memory}", [at_partner(b, bar, rank), lane_id(b)])
+        return [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
-        "send": tile_op(void, [products_t, i32, i32, i32, i32, i32], send_body),
+        "add_part": tile_op(products_t, [products_t, i32, i32], add_body),
+        "store_part": tile_op(void, [products_t, i32, i32], store_body),
+        "send_part": tile_op(void, [products_t, i32, i32, i32, i32], send_body),
         "arm_scores": tile_op(void, [i32], arm_body),
-        "gather_scores": tile_op(scores_t, [i32, i32], gather_body),
-        "release_scores": tile_op(void, [i32, i32], release_body),
+        "gather_scores": tile_op(scores_t, [i32, i32, i32], gather_body),
     }
 
 
@@ -212,11 +204,12 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
             out.append(b.select(seen, x, const(float("-inf"))))
         return out
 
+    lane_anew = tile_op(i32, [], lambda b: anew(b, lane_id(b)))
     keep_bits = tile_op(scores_t, [scores_t, i32], keep_bits_body)
 
     @device
     def keep_visible(scores, cells, stride, layout, my_row, H, T, token0):
-        bits, me = i32(0), lane()
+        bits, me = i32(0), lane_anew()
         for e in range(size):
             i = quotient(i32(my_row + 8 * (e // 4) + 2 * (me & 3) + e % 2), H)
             j = i32(token0 + 8 * (e % 4 // 2) + (me >> 2))
