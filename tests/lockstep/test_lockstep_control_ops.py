@@ -97,19 +97,6 @@ def test_an_empty_batch_has_no_share() -> None:
     inside(ANY_FORM, body, memory=memory)
 
 
-def test_the_share_reaches_the_other_warps(form: Geometry) -> None:
-    share = Share(3, 1000, 1001, 2**31 - 1)
-
-    def body(ops: SimpleNamespace) -> None:
-        warp = current()
-        if warp.index == 0:
-            ops.store_share(0, share)
-        warp.sync(warp.block.all_warps)
-        assert ops.load_share(0) == share
-
-    inside(form, body, warps=2)
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_load_slots_repeats_the_last_token_and_reads_nothing_else(dtype: type) -> None:
     L, T = 20, 18

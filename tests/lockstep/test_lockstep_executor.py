@@ -201,33 +201,6 @@ def test_a_write_to_a_block_that_has_exited_is_an_error() -> None:
             launch(kernel, warps=1, cluster=2, seed=seed)
 
 
-def test_an_arrival_at_the_partners_barrier_counts_there() -> None:
-    woken: list[int] = []
-
-    def kernel(warp: Warp) -> None:
-        set_up(warp)
-        warp.arrive_remote(warp.cluster.blocks[1 - warp.block.x], BAR)
-        warp.wait_mbarrier(BAR, 0)
-        woken.append(warp.block.x)
-        warp.sync(warp.cluster.all_warps)
-
-    launch(kernel, warps=1, cluster=2, check_races=True)
-    assert sorted(woken) == [0, 1]
-
-
-def test_an_arrival_at_a_block_that_has_exited_is_an_error() -> None:
-    def kernel(warp: Warp) -> None:
-        set_up(warp)
-        if warp.block.x == 0:
-            warp.arrive_remote(warp.cluster.blocks[1], BAR)
-
-    with pytest.raises(
-        ProtocolError, match=r"an arrival at bar .* is sent to block \(1, 0\), which has exited"
-    ):
-        for seed in range(20):
-            launch(kernel, warps=1, cluster=2, seed=seed)
-
-
 def test_adversarial_copies_are_poison_until_the_barrier_says_otherwise() -> None:
     seen: list[int] = []
 

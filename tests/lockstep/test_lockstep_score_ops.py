@@ -60,45 +60,42 @@ class TestQueriesAndScores:
 
         inside(form, body)
 
-    def test_softmax_warps_gather_every_part_of_both_blocks(self, form: Geometry) -> None:
-        """Three tiles through two buffers; both blocks get the same bits."""
+    def test_a_part_is_added_to_the_one_before(self, form: Geometry) -> None:
+        first, second = floats(4, 2, TILE, 8 * form.group_tiles)
+
+        def body(ops: Any) -> None:
+            for group in range(form.groups):
+                ops.store_part(first, form.shared.scores, group)
+                assert np.array_equal(ops.add_part(second, form.shared.scores, group), first + second)
+
+        inside(form, body)
+
+    def test_softmax_warps_gather_the_scores_of_both_blocks(self, form: Geometry) -> None:
         g = form
-        products = floats(4, g.cluster, g.score_warps, TILE, 8 * g.group_tiles)
-        by_group = products.reshape(g.cluster, g.groups, g.k_groups, TILE, -1)
-        exact = np.concatenate(list(by_group.astype(np.float64).sum(axis=(0, 2))), axis=1)
-        gathered: dict[tuple[int, int, int], Array] = {}
+        scores = floats(4, g.cluster, TILE, g.rows)
+        whole = scores.sum(axis=0)
 
         def body(ops: Any) -> None:
             warp = current()
-            rank, at = warp.block.x, g.shared
-            if warp.index == 0:
-                ops.init_barriers(0)
+            rank, at, bar = warp.block.x, g.shared, g.shared.scores_full
+            warp.block.init_mbarrier(bar, 1 + (g.cluster == 2), "scores_full")
             warp.sync(warp.cluster.all_warps)
-            for turn in range(3):
-                buffer, phase = turn % 2, turn // 2
-                scores = at.scores + g.score_bytes * buffer
-                full, empty = at.scores_full + 8 * buffer, at.scores_empty + 8 * buffer
-                me = warp.index
-                if me < g.score_warps:
-                    ops.wait_cluster(empty, phase ^ 1)
-                    mine = products[rank, me] * np.float32(turn + 1)
-                    ops.send(mine, scores, full, me // g.k_groups, me % g.k_groups, rank)
-                else:
-                    me -= g.score_warps
-                    if me == 0:
-                        ops.arm_scores(full)
-                    ops.wait_cluster(full, phase)
-                    gathered[rank, turn, me] = ops.gather_scores(scores, me)
-                    ops.release_scores(empty, rank)
-            warp.sync(warp.cluster.all_warps)
+            for group in range(g.groups):
+                part = scores[rank, :, 8 * g.group_tiles * group :][:, : 8 * g.group_tiles]
+                if g.cluster == 2:
+                    ops.send_part(part, at.partner, bar, group, rank)
+                ops.store_part(part, at.scores, group)
+            ops.arm_scores(bar)
+            ops.arrive(bar)
+            ops.wait_cluster(bar, 0)
+            for me in range(g.softmax_warps):
+                found = ops.gather_scores(at.scores, at.partner, me)
+                mine = whole[:, 8 * g.softmax_tiles * me :][:, : 8 * g.softmax_tiles]
+                assert found.shape == (TILE, 8 * g.softmax_tiles)
+                assert np.array_equal(found[:, : mine.shape[1]], mine)
+                assert not found[:, mine.shape[1] :].any()
 
-        inside(form, body, warps=g.score_warps + g.softmax_warps)
-        for (rank, turn, me), scores in gathered.items():
-            assert scores.shape == (TILE, 8 * g.softmax_tiles)
-            mine = (turn + 1) * exact[:, 8 * g.softmax_tiles * me :][:, : 8 * g.softmax_tiles]
-            assert np.allclose(scores[:, : mine.shape[1]], mine, atol=1e-4)
-            assert not scores[:, mine.shape[1] :].any()
-            assert np.array_equal(scores, gathered[0, turn, me]) or rank == 0
+        inside(form, body)
 
     def test_values_that_are_not_finite_become_zero(self, form: Geometry) -> None:
         columns = form.value_columns + form.rope_columns

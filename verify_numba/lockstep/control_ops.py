@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import SCORE_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -29,14 +29,16 @@ def place_ops(g: Geometry) -> dict[str, Any]:
 def barrier_ops(g: Geometry) -> dict[str, Any]:
     """Barriers: set up, waited for and arrived at by whole warps."""
     at = g.shared
-    clustered = g.cluster == 2
+    clustered, relays = g.cluster == 2, g.groups * (g.k_groups - 1)
 
     def init_barriers(base: int) -> None:
         rings = (
             ("full", at.full, g.stages, 1 if g.bulk else WARP),
             ("empty", at.empty, g.stages, VALUE_WARPS),
-            ("scores_full", at.scores_full, SCORE_BUFFERS, g.score_warps + clustered),
-            ("scores_empty", at.scores_empty, SCORE_BUFFERS, g.softmax_warps * g.cluster),
+            ("relay_full", at.relay_full, relays, 1),
+            ("relay_empty", at.relay_empty, relays, 1),
+            ("scores_full", at.scores_full, PARTNER_BUFFERS, g.groups + clustered),
+            ("scores_empty", at.scores_empty, 1, g.softmax_warps),
             ("weights_full", at.weights_full, WEIGHT_BUFFERS, g.softmax_warps),
             ("weights_empty", at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),
             ("inverse_full", at.inverse_full, 1, g.softmax_warps),
@@ -61,10 +63,6 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         if clustered:
             current().wait_phase(all_warps(), 0)
 
-    def finish() -> None:
-        if clustered:
-            current().sync(all_warps())
-
     def wait(bar: int, parity: int) -> None:
         current().wait_mbarrier(bar, parity)
 
@@ -76,7 +74,6 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         "announce": announce,
         "await_start": await_start,
         "settle": settle,
-        "finish": finish,
         "wait": wait,
         "wait_cluster": wait,
         "arrive": arrive,

@@ -1,4 +1,4 @@
-"""Parts of the scores on their way from score warps to softmax warps, here and in the partner block."""
+"""Scores on their way: from one score warp of a group to the next, to the softmax warps, to the partner block."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_numba.geometry import MMA_N, TILE, Geometry
-from verify_numba.lockstep.machine import Block, current
+from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
 TILE_BYTES = 4 * TILE * MMA_N
-"""Partial scores of one row tile."""
+"""Scores of one row tile, [16, 8] float32."""
 
 
 def my_tiles(g: Geometry, my_tile: int) -> int:
@@ -21,52 +21,55 @@ def my_tiles(g: Geometry, my_tile: int) -> int:
 
 
 def exchange_ops(g: Geometry) -> dict[str, Any]:
-    part_bytes = TILE_BYTES * g.n_tiles
+    """A tile's scores lie as [n_tiles, 16, 8] float32; a group of row tiles is a run of them."""
+    group_shape = (g.group_tiles, TILE, MMA_N)
 
-    def partner_of(rank: int) -> Block:
-        return current().cluster.blocks[1 - rank]
+    def group_place(scores: int, group: int) -> int:
+        return scores + TILE_BYTES * g.group_tiles * group
 
-    def send(products: Floats, scores: int, bar: int, group: int, part: int, rank: int) -> None:
-        """Part `part` of the sum to this block, part `k_groups + part` to the partner; both bars are told."""
+    def by_row_tile(products: Floats) -> Floats:
+        return np.ascontiguousarray(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2))
+
+    def from_row_tiles(tiles: Floats) -> Floats:
+        return tiles.transpose(1, 0, 2).reshape(TILE, -1)
+
+    def add_part(products: Floats, relay: int, group: int) -> Floats:
+        """The products and what the warp of the share before left."""
+        before = current().read(group_place(relay, group), np.float32, group_shape)
+        added: Floats = products + from_row_tiles(before)
+        return added
+
+    def store_part(products: Floats, scores: int, group: int) -> None:
+        current().write(group_place(scores, group), np.float32, group_shape)[:] = by_row_tile(products)
+
+    def send_part(products: Floats, scores: int, bar: int, group: int, rank: int) -> None:
+        """Starts the write to the partner block; the barrier there counts the bytes."""
         warp = current()
-        tiles = np.ascontiguousarray(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2))
-        here = scores + part_bytes * part + TILE_BYTES * g.group_tiles * group
-        if g.cluster == 2:
-            there = partner_of(rank)
-            data = tiles.view(np.uint8).reshape(1, -1)
-            at = here + part_bytes * g.k_groups
-            warp.write_async(there, at, data.shape, data.copy, there.mbarrier(bar))
-        warp.write(here, np.float32, tiles.shape)[:] = tiles
-        warp.arrive_mbarrier(bar)
+        partner = warp.cluster.blocks[1 - rank]
+        data = by_row_tile(products).view(np.uint8).reshape(1, -1)
+        warp.write_async(partner, group_place(scores, group), data.shape, data.copy, partner.mbarrier(bar))
 
     def arm_scores(bar: int) -> None:
-        """Announces the partner's parts."""
+        """Announces the partner's part."""
         if g.cluster == 2:
-            current().arrive_mbarrier(bar, part_bytes * g.k_groups)
+            current().arrive_mbarrier(bar, g.score_bytes)
 
-    def gather_scores(scores: int, me: int) -> Floats:
-        """[16, 8 * softmax_tiles], all parts added up in pairs; zero for a row tile that there is not."""
+    def gather_scores(scores: int, partner: int, me: int) -> Floats:
+        """[16, 8 * softmax_tiles], both blocks' parts added up; zero for a row tile that there is not."""
         warp = current()
         first = g.softmax_tiles * me
         shape = (my_tiles(g, first), TILE, MMA_N)
-        at = scores + TILE_BYTES * first
-        parts = [warp.read(at + part_bytes * p, np.float32, shape).copy() for p in range(g.score_parts)]
-        while len(parts) > 1:
-            pairs = [x + y for x, y in zip(parts[::2], parts[1::2], strict=False)]
-            parts = pairs + parts[len(parts) - len(parts) % 2 :]
+        tiles = warp.read(scores + TILE_BYTES * first, np.float32, shape).copy()
+        if g.cluster == 2:
+            tiles += warp.read(partner + TILE_BYTES * first, np.float32, shape)
         whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
-        whole[:, : shape[0]] = parts[0].transpose(1, 0, 2)
+        whole[:, : len(tiles)] = tiles.transpose(1, 0, 2)
         return whole.reshape(TILE, -1)
 
-    def release_scores(bar: int, rank: int) -> None:
-        """The buffer is read: tells the score warps of this block and of the partner."""
-        current().arrive_mbarrier(bar)
-        if g.cluster == 2:
-            current().arrive_remote(partner_of(rank), bar)
-
     return {
-        "send": send,
+        "add_part": add_part,
+        "store_part": store_part,
+        "send_part": send_part,
         "arm_scores": arm_scores,
         "gather_scores": gather_scores,
-        "release_scores": release_scores,
     }

@@ -121,18 +121,15 @@ class Cluster:
 
     def deliver(self, delivery: Delivery, poison: Callable[[], None]) -> None:
         """Starts an asynchronous write; `poison` spoils the destination, undefined until it lands."""
-        self.check_alive(delivery.block, delivery.label)
+        block = delivery.block
+        if self._exited(block):
+            raise ProtocolError(f"{delivery.label} is sent to block ({block.x}, {block.y}), which has exited")
         if self.adversarial:
             poison()
             self.in_flight.append(delivery)
         else:
             for step in delivery.steps:
                 step()
-
-    def check_alive(self, block: Block, what: str) -> None:
-        """A block's shared memory ends with it."""
-        if self._exited(block):
-            raise ProtocolError(f"{what} is sent to block ({block.x}, {block.y}), which has exited")
 
     def _lands(self) -> bool:
         return self.rng is not None and self.rng.random() < self._landing_rate

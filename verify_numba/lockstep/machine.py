@@ -112,13 +112,6 @@ class Warp(greenlet):  # type: ignore[misc]
         barrier.expect(expect)
         barrier.arrive(1, self._release())
 
-    def arrive_remote(self, block: Block, offset: int) -> None:
-        """One arrival at a barrier of the partner block."""
-        self._preempt()
-        barrier = block.mbarrier(offset)
-        self.cluster.check_alive(block, f"an arrival at {barrier.label}")
-        barrier.arrive(1, self._release())
-
     def wait_phase(self, barrier: CountedBarrier, phase: int) -> None:
         while barrier.phase <= phase:
             self._park(barrier, str(barrier))

@@ -12,7 +12,7 @@ from verify_numba.lockstep.merge_ops import merge_ops
 from verify_numba.lockstep.score_ops import score_ops
 from verify_numba.lockstep.softmax_ops import softmax_ops
 from verify_numba.lockstep.value_ops import value_ops
-from verify_numba.lockstep.work_ops import share_ops
+from verify_numba.lockstep.work_ops import work_ops
 
 
 def numpy_ops(g: Geometry) -> SimpleNamespace:
@@ -23,7 +23,7 @@ def numpy_ops(g: Geometry) -> SimpleNamespace:
     """
     return SimpleNamespace(
         **place_ops(g),
-        **share_ops(g),
+        **work_ops(),
         **barrier_ops(g),
         **copy_ops(g),
         **score_ops(g),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verify_numba.geometry import TILE, Geometry
+from verify_numba.geometry import TILE
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Batch, Share
 from verify_numba.lockstep.machine import current
 
@@ -55,22 +55,12 @@ def request_span(batch: Batch, b: int, workers: int) -> tuple[int, int]:
     return start // quota, (stop - 1) // quota - start // quota + 1
 
 
-def share_ops(g: Geometry) -> dict[str, Any]:
-    """The block's share of the work, found by one warp and left in shared memory for the others."""
-
-    def store_share(base: int, share: Share) -> None:
-        current().write(base + g.shared.share, np.int32, (4,))[:] = share
-
-    def load_share(base: int) -> Share:
-        return Share(*current().read(base + g.shared.share, np.int32, (4,)).tolist())
-
+def work_ops() -> dict[str, Any]:
     return {
         "i32": i32,
         "load_index": load_index,
         "load_count": load_count,
         "first_share": first_share,
-        "store_share": store_share,
-        "load_share": load_share,
         "request_span": request_span,
     }
 
