@@ -1,4 +1,4 @@
-"""Scores on their way: from one score warp of a group to the next, to the softmax warps, to the partner block."""
+"""Scores on their way: between the score warps of a group, to softmax warps, to the partner block."""
 
 from __future__ import annotations
 
