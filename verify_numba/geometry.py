@@ -20,10 +20,12 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-PARTNER_BUFFERS = 2
-"""Tiles of scores that may be under way from the partner block. No credit goes back: a block sends tile t + 1 once its own
-softmax warps have read tile t of both blocks; so the partner has sent tile t, and its softmax warps, before that, have
-read tile t - 1, whose buffer tile t + 1 takes."""
+SCORE_BUFFERS = 2
+"""Tiles of a block's own scores between score warps and softmax warps."""
+PARTNER_BUFFERS = 2 * SCORE_BUFFERS
+"""Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a block
+sends tile t once its own softmax warps have read tile t - 2 of both blocks. So the partner's score warps have sent tile
+t - 2, and, before that, the partner's softmax warps have read tile t - 4, whose buffer tile t takes."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
@@ -148,9 +150,9 @@ class SharedMap:
 
     stage: int
     relay: int
-    """[k_groups - 1] tiles of scores, from one score warp of a group to the next."""
+    """[SCORE_BUFFERS, k_groups - 1] tiles of scores, from one score warp of a group to the next."""
     scores: int
-    """This block's part of a tile's scores, from score warps to softmax warps."""
+    """[SCORE_BUFFERS] tiles: this block's part of the scores, from score warps to softmax warps."""
     partner: int
     """[PARTNER_BUFFERS] tiles: the partner block's part."""
     weights: int
@@ -167,11 +169,12 @@ class SharedMap:
     inverse_full: int
     inverse_empty: int
     relay_full: int
-    """[groups, k_groups - 1] barriers, as is `relay_empty`."""
+    """[SCORE_BUFFERS, k_groups - 1, groups] barriers, as is `relay_empty`."""
     relay_empty: int
     scores_full: int
     """[PARTNER_BUFFERS]"""
     scores_empty: int
+    """[SCORE_BUFFERS]"""
     total: int
 
     @staticmethod
@@ -186,8 +189,8 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            relay=take((g.k_groups - 1) * g.score_bytes, 128),
-            scores=take(g.score_bytes, 128),
+            relay=take(SCORE_BUFFERS * (g.k_groups - 1) * g.score_bytes, 128),
+            scores=take(SCORE_BUFFERS * g.score_bytes, 128),
             partner=take(PARTNER_BUFFERS * g.score_bytes if g.cluster == 2 else 0, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
@@ -199,10 +202,10 @@ class SharedMap:
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            relay_full=take(8 * g.groups * (g.k_groups - 1), 8),
-            relay_empty=take(8 * g.groups * (g.k_groups - 1), 8),
+            relay_full=take(8 * SCORE_BUFFERS * g.groups * (g.k_groups - 1), 8),
+            relay_empty=take(8 * SCORE_BUFFERS * g.groups * (g.k_groups - 1), 8),
             scores_full=take(8 * PARTNER_BUFFERS, 8),
-            scores_empty=take(8, 8),
+            scores_empty=take(8 * SCORE_BUFFERS, 8),
             total=-(-offset // 16) * 16,
         )
 
@@ -210,8 +213,8 @@ class SharedMap:
 CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
     Geometry(cluster=2, n_tiles=3, stages=9, softmax_tiles=1),
-    Geometry(cluster=2, n_tiles=6, stages=8),
-    Geometry(cluster=2, n_tiles=9, stages=8),
+    Geometry(cluster=2, n_tiles=6, stages=7),
+    Geometry(cluster=2, n_tiles=9, stages=6),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (

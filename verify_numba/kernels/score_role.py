@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, SCORE_BUFFERS, Geometry
 from verify_numba.kernels.work import make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
     CLUSTER, STAGES, STAGE_BYTES, SCORE_BYTES = g.cluster, g.stages, g.stage_bytes, g.score_bytes
-    K_GROUPS, GROUP_ROWS = g.k_groups, 8 * g.group_tiles
+    K_GROUPS, GROUPS, GROUP_ROWS = g.k_groups, g.groups, 8 * g.group_tiles
+    SCORE_SHIFT = SCORE_BUFFERS.bit_length() - 1
     at = g.shared
     STAGE, FULL, RELAY, RELAY_FULL, RELAY_EMPTY = at.stage, at.full, at.relay, at.relay_full, at.relay_empty
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
@@ -23,24 +24,26 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def hand_on(base, products, count, group, part, rank):
         """Add the parts before to the products; pass the sum to the next share's warp, or to the softmax warps."""
-        turn = i32(count & 1)
+        here, there = i32(count & (SCORE_BUFFERS - 1)), i32(count & (PARTNER_BUFFERS - 1))
+        turn = i32((count >> SCORE_SHIFT) & 1)
         if K_GROUPS > 1 and part > 0:
-            bar = i32(8 * ((K_GROUPS - 1) * group + part - 1))
+            relay = i32((K_GROUPS - 1) * here + part - 1)
+            bar = i32(8 * (GROUPS * relay + group))
             wait(base + RELAY_FULL + bar, turn)
-            products = add_part(products, base + RELAY + SCORE_BYTES * (part - 1), group)
+            products = add_part(products, base + RELAY + SCORE_BYTES * relay, group)
             arrive(base + RELAY_EMPTY + bar)
         if K_GROUPS > 1 and part < K_GROUPS - 1:
-            bar = i32(8 * ((K_GROUPS - 1) * group + part))
+            relay = i32((K_GROUPS - 1) * here + part)
+            bar = i32(8 * (GROUPS * relay + group))
             wait(base + RELAY_EMPTY + bar, i32(turn ^ 1))
-            store_part(products, base + RELAY + SCORE_BYTES * part, group)
+            store_part(products, base + RELAY + SCORE_BYTES * relay, group)
             arrive(base + RELAY_FULL + bar)
         else:
-            buffer = i32(count & (PARTNER_BUFFERS - 1))
-            wait(base + SCORES_EMPTY, i32(turn ^ 1))
+            wait(base + SCORES_EMPTY + 8 * here, i32(turn ^ 1))
             if CLUSTER == 2:
-                send_part(products, base + PARTNER + SCORE_BYTES * buffer, base + SCORES_FULL + 8 * buffer, group, rank)
-            store_part(products, base + SCORES, group)
-            arrive(base + SCORES_FULL + 8 * buffer)
+                send_part(products, base + PARTNER + SCORE_BYTES * there, base + SCORES_FULL + 8 * there, group, rank)
+            store_part(products, base + SCORES + SCORE_BYTES * here, group)
+            arrive(base + SCORES_FULL + 8 * there)
 
     @ops.device
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
