@@ -13,6 +13,7 @@ from tests.cases import make_batch
 from tests.lockstep.support import BY_NAME, Result, run
 from verify_numba.geometry import VALUE_WARPS, Geometry
 from verify_numba.lockstep import LockstepError, RaceError
+from verify_numba.lockstep.control_ops import barrier_rings
 from verify_numba.lockstep.machine import Block, Warp, current
 
 CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
@@ -74,16 +75,8 @@ def role_of(g: Geometry, warp: int) -> str:
 @contextmanager
 def without_wait(g: Geometry, ring: str, role: str) -> Iterator[None]:
     """Takes one role's waits for one ring of barriers away."""
-    relays = g.groups * (g.k_groups - 1)
-    lengths = {
-        "full": g.stages,
-        "empty": g.stages,
-        "relay_full": relays,
-        "relay_empty": relays,
-        "scores_empty": 1,
-    }
-    length = 1 if ring.startswith("inverse") else lengths.get(ring, 2)
-    bars = range(getattr(g.shared, ring), getattr(g.shared, ring) + 8 * length, 8)
+    first, length, _ = barrier_rings(g)[ring]
+    bars = range(first, first + 8 * length, 8)
     wait = Warp.wait_mbarrier
 
     def careless(warp: Warp, bar: int, parity: int) -> None:
