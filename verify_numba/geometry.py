@@ -219,6 +219,6 @@ CLUSTER_FORMS = (
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (
     Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
-    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=3, softmax_tiles=1, copy_warps=2),
+    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=4, softmax_tiles=1),
 )
 """Without clusters, from compute capability 8.0 on."""

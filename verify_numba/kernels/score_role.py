@@ -1,5 +1,5 @@
 """The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns and adds what
-the warp of the share before has; the last has the block's part of the scores, for the softmax warps of both blocks."""
+the warps of other shares have; the last has the block's part of the scores, for the softmax warps of both blocks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def hand_on(base, products, count, group, part, rank):
-        """Add the parts before to the products; pass the sum to the next share's warp, or to the softmax warps."""
+    def hand_on(base, products, count, group, turn_in_relay, rank):
+        """Add what the warps before have; pass the sum to the next one, or, as the last, to the softmax warps."""
         here, there = i32(count & (SCORE_BUFFERS - 1)), i32(count & (PARTNER_BUFFERS - 1))
-        turn = i32((count >> SCORE_SHIFT) & 1)
-        if K_GROUPS > 1 and part > 0:
-            relay = i32((K_GROUPS - 1) * here + part - 1)
+        parity = i32((count >> SCORE_SHIFT) & 1)
+        if K_GROUPS > 1 and turn_in_relay > 0:
+            relay = i32((K_GROUPS - 1) * here + turn_in_relay - 1)
             bar = i32(8 * (GROUPS * relay + group))
-            wait(base + RELAY_FULL + bar, turn)
+            wait(base + RELAY_FULL + bar, parity)
             products = add_part(products, base + RELAY + SCORE_BYTES * relay, group)
             arrive(base + RELAY_EMPTY + bar)
-        if K_GROUPS > 1 and part < K_GROUPS - 1:
-            relay = i32((K_GROUPS - 1) * here + part)
+        if K_GROUPS > 1 and turn_in_relay < K_GROUPS - 1:
+            relay = i32((K_GROUPS - 1) * here + turn_in_relay)
             bar = i32(8 * (GROUPS * relay + group))
-            wait(base + RELAY_EMPTY + bar, i32(turn ^ 1))
+            wait(base + RELAY_EMPTY + bar, i32(parity ^ 1))
             store_part(products, base + RELAY + SCORE_BYTES * relay, group)
             arrive(base + RELAY_FULL + bar)
         else:
-            wait(base + SCORES_EMPTY + 8 * here, i32(turn ^ 1))
+            wait(base + SCORES_EMPTY + 8 * here, i32(parity ^ 1))
             if CLUSTER == 2:
                 send_part(products, base + PARTNER + SCORE_BYTES * there, base + SCORES_FULL + 8 * there, group, rank)
             store_part(products, base + SCORES + SCORE_BYTES * here, group)
@@ -49,7 +49,8 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
         base = block.base
         group, part = i32(me // K_GROUPS), i32(me % K_GROUPS)
-        count, stage, parity = i32(0), i32(0), i32(0)
+        # The relay starts one warp further on with every tile, so that each has its share of finishing the sums.
+        count, stage, parity, turn_in_relay = i32(0), i32(0), i32(0), part
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -63,8 +64,10 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
-                    hand_on(base, products, count, group, part, block.rank)
-                    count = i32(count + 1)
+                    hand_on(base, products, count, group, turn_in_relay, block.rank)
+                    count, turn_in_relay = i32(count + 1), i32(turn_in_relay + 1)
+                    if turn_in_relay == K_GROUPS:
+                        turn_in_relay = i32(0)
                     stage = i32(stage + 1)
                     if stage == STAGES:
                         stage, parity = i32(0), i32(parity ^ 1)

@@ -18,7 +18,9 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
     i32, wait, wait_cluster, arrive = ops.i32, ops.wait, ops.wait_cluster, ops.arrive
     arm_scores, gather_scores = ops.arm_scores, ops.gather_scores
-    load_index, keep_first, keep_visible = ops.load_index, ops.keep_first, ops.keep_visible
+    load_index, nothing_seen, seen, keep_first, keep_seen = (
+        ops.load_index, ops.nothing_seen, ops.seen, ops.keep_first, ops.keep_seen,
+    )  # fmt: skip
     lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
     rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
     store_alpha, store_grew, store_weights = ops.store_alpha, ops.store_grew, ops.store_weights
@@ -37,15 +39,14 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
         return scores
 
     @ops.device
-    def tree_scores(scores, batch, request, b, tile, my_row):
-        """-inf where the tree mask hides a draft token."""
+    def mask_cells(batch, request, b):
+        """Where the request's tree mask lies, and from one of its rows to the next."""
         cells, stride = batch.mask, request.T
         if batch.layout != CHAIN:
             cells = batch.mask + load_index(batch.mask_indptr, b, batch.widths & MASK_WIDE)
         if batch.layout == FULL_MASK:
             cells, stride = cells + request.L, i32(request.L + request.T)
-        token = i32(TILE * (tile - request.prefix_tiles))
-        return keep_visible(scores, cells, stride, batch.layout, my_row, batch.H, request.T, token)
+        return cells, stride
 
     @ops.device
     def finish_rows(batch, block, request, b, whole, m, sums, my_row, row_capacity, part_lse, lse):
@@ -67,12 +68,17 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             if first < last and block.row0 < request.T * batch.H:
-                m, sums = lowest(), zero_sums()
+                m, sums, visible = lowest(), zero_sums(), nothing_seen()
+                cells, stride = mask_cells(batch, request, share.b)
+                # The mask does not depend on the scores: it is read while they are on their way.
+                if first >= request.prefix_tiles:
+                    visible = seen(cells, stride, batch.layout, my_row, batch.H, request.T,
+                                   i32(TILE * (first - request.prefix_tiles)))  # fmt: skip
                 following = whole_scores(base, count, me)
                 for tile_ in range(first, last):
                     tile, scores = i32(tile_), following
                     if tile >= request.prefix_tiles:
-                        scores = tree_scores(scores, batch, request, share.b, tile, my_row)
+                        scores = keep_seen(scores, visible)
                     elif i32(request.L - TILE * tile) < TILE:
                         scores = keep_first(scores, i32(request.L - TILE * tile))
 
@@ -87,6 +93,9 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         d = exponents(scores, scale, m)
                     count = i32(count + 1)
                     if tile + 1 < last:
+                        if tile + 1 >= request.prefix_tiles:
+                            visible = seen(cells, stride, batch.layout, my_row, batch.H, request.T,
+                                           i32(TILE * (tile + 1 - request.prefix_tiles)))  # fmt: skip
                         following = whole_scores(base, count, me)
                     p = exp2(d)
                     store_grew(base + GREW + 32 * buffer + 4 * me, grew)

@@ -46,25 +46,23 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
 
     def load_q_body(b: Any, *args: Any) -> list[Any]:
         """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t+1 and 2t+8, 2t+9 of each k-step."""
-        addresses, flags, rank, part = args[:group], args[group : 2 * group], args[-2], args[-1]
-        first = b.mul(anew(b, part), integer(steps))
-        value_at = b.mul(rank, integer(2 * g.value_columns))
-        rope_at = b.add(b.mul(rank, integer(2 * g.rope_columns)), integer(2 * (D_V - g.value_columns)))
-        columns = []
-        for step in range(steps):
-            at = b.add(first, integer(step))
-            in_value = b.icmp_signed("<", at, integer(value_steps))
-            columns.append(b.add(b.mul(at, integer(2 * MMA_K)), b.select(in_value, value_at, rope_at)))
+        addresses, flags, rank, part = args[:group], args[group : 2 * group], args[-2], anew(b, args[-1])
+        value = b.add(b.mul(part, integer(2 * MMA_K * steps)), b.mul(rank, integer(2 * g.value_columns)))
+        rope = b.add(value, b.mul(rank, integer(2 * (g.rope_columns - g.value_columns))))
+        rope = b.add(rope, integer(2 * (D_V - g.value_columns)))
+        # Only the last share's last steps are in the rope columns: all else is a constant distance from one address.
+        late = b.select(b.icmp_signed("==", part, integer(g.k_groups - 1)), rope, value)
+        first_late = value_steps - (g.k_groups - 1) * steps
         out = []
         for address, flag in zip(addresses, flags, strict=True):
-            for column in columns:
-                place = b.add(address, b.sext(column, I64))
+            places = [b.add(address, b.sext(column, I64)) for column in (value, late)]
+            for step in range(steps):
                 for half in range(2):
                     text = (
                         "{.reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; "
-                        f"@p ld.global.nc.b32 $0, [$1{plus(16 * half)}];}}"
+                        f"@p ld.global.nc.b32 $0, [$1{plus(2 * MMA_K * step + 16 * half)}];}}"
                     )
-                    out.append(asm(b, I32, text, "=&r,l,r", [place, flag]))
+                    out.append(asm(b, I32, text, "=&r,l,r", [places[step >= first_late], flag]))
         return out
 
     load_fragments = tile_op(queries_t, [i64] * group + [i32] * (group + 2), load_q_body)
@@ -90,7 +88,7 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
         return load_fragments(row_address(q, token_stride, head_stride, n0, r0, H), i32(r0 < rows), rank, part)
 
     chains = 4 if group == 1 else g.chains
-    ahead = 3
+    ahead = 2
     """Key fragments loaded before they are needed."""
 
     def score_body(b: Any, stage: Any, queries: Any, part: Any) -> list[Any]:
@@ -197,30 +195,29 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
         values = unpack(b, scores, size)
         return [b.select(keep[e % 4 // 2], x, const(float("-inf"))) for e, x in enumerate(values)]
 
-    def keep_bits_body(b: Any, scores: Any, bits: Any) -> list[Any]:
+    def keep_seen_body(b: Any, scores: Any, bits: Any) -> list[Any]:
         out = []
         for e, x in enumerate(unpack(b, scores, size)):
-            seen = b.icmp_signed("!=", b.and_(bits, integer(1 << e)), integer(0))
-            out.append(b.select(seen, x, const(float("-inf"))))
+            cell = b.icmp_signed("!=", b.and_(bits, integer(1 << e)), integer(0))
+            out.append(b.select(cell, x, const(float("-inf"))))
         return out
 
     lane_anew = tile_op(i32, [], lambda b: anew(b, lane_id(b)))
-    keep_bits = tile_op(scores_t, [scores_t, i32], keep_bits_body)
-
     @device
-    def keep_visible(scores, cells, stride, layout, my_row, H, T, token0):
+    def seen(cells, stride, layout, my_row, H, T, token0):
+        """A bit for each score of the lane: whether its row sees its token."""
         bits, me = i32(0), lane_anew()
         for e in range(size):
             i = quotient(i32(my_row + 8 * (e // 4) + 2 * (me & 3) + e % 2), H)
             j = i32(token0 + 8 * (e % 4 // 2) + (me >> 2))
-            seen = i32(0)
+            cell = i32(0)
             if i < T and j < T:
                 if layout == CHAIN:
-                    seen = i32(j <= i)
+                    cell = i32(j <= i)
                 else:
-                    seen = i32(load_u8(cells + i64(i) * stride + j) != 0)
-            bits = i32(bits | (seen << e))
-        return keep_bits(scores, bits)
+                    cell = i32(load_u8(cells + i64(i) * stride + j) != 0)
+            bits = i32(bits | (cell << e))
+        return bits
 
     chunks_a_row = 2 * g.value_columns // 16
     chunks, step = TILE * chunks_a_row, 32 * g.score_warps
@@ -251,6 +248,8 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
 
     return {
         "keep_first": tile_op(scores_t, [scores_t, i32], keep_first_body),
-        "keep_visible": keep_visible,
+        "nothing_seen": tile_op(i32, [], lambda b: integer(0)),
+        "seen": seen,
+        "keep_seen": tile_op(scores_t, [scores_t, i32], keep_seen_body),
         "clean_values": tile_op(void, [i32, i32], clean_body),
     }

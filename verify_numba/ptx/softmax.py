@@ -111,7 +111,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
     def store_inverse_body(b: Any, address: Any, sums: Any, my_tile: Any) -> None:
         inverse = []
         for total in unpack(b, sums, n_state):
-            reciprocal = asm(b, F32, "rcp.rn.f32 $0, $1;", "=f,f", [total], volatile=False)
+            reciprocal = asm(b, F32, "rcp.approx.ftz.f32 $0, $1;", "=f,f", [total], volatile=False)
             inverse.append(b.select(b.fcmp_ordered("==", total, const(0.0)), const(0.0), reciprocal))
         rows_to_shared(b, address, inverse, my_tile)
 
