@@ -15,7 +15,7 @@ from verify_numba.geometry import TILE, Geometry
 from verify_numba.kernels.work import CHAIN, QLEN_ONLY
 from verify_numba.lockstep import GlobalMemory
 from verify_numba.lockstep.machine import current
-from verify_numba.lockstep.score_ops import keep_first, keep_visible
+from verify_numba.lockstep.score_ops import keep_first, keep_seen
 from verify_numba.lockstep.softmax_ops import exceeds, exponents, grow, rescale
 
 LOWEST = np.finfo(np.float32).min
@@ -136,36 +136,41 @@ class TestMasks:
         memory = GlobalMemory()
         address = memory.add("custom_mask", cells)
 
-        def body(ops: object) -> None:
-            for token0 in range(0, T, TILE):
+        def body(ops: Any) -> None:
+            for token0 in range(0, T + TILE, TILE):
                 for my_row in range(0, T * H + 16, 16):
-                    scores = floats(7, TILE, 16)
-                    scores[3] = np.nan
-                    found = keep_visible(scores, address, stride, QLEN_ONLY, my_row, H, T, token0)
-                    assert np.array_equal(
-                        found, self.expected(scores, mask, my_row, H, token0), equal_nan=True
-                    )
+                    found = ops.seen(address, stride, QLEN_ONLY, my_row, H, T, token0)
+                    assert np.array_equal(found, self.expected(mask, my_row, H, token0))
 
         inside(ODD, body, memory=memory)
 
     @pytest.mark.parametrize(("T", "H"), [(1, 1), (9, 8), (20, 3)])
     def test_a_chain_needs_no_mask(self, T: int, H: int) -> None:
         mask = np.tri(T, dtype=bool)
-        for token0 in range(0, T, TILE):
-            for my_row in range(0, T * H + 16, 16):
-                scores = floats(8, TILE, 16)
-                found = keep_visible(scores, 0, 0, CHAIN, my_row, H, T, token0)
-                assert np.array_equal(found, self.expected(scores, mask, my_row, H, token0))
+
+        def body(ops: Any) -> None:
+            for token0 in range(0, T + TILE, TILE):
+                for my_row in range(0, T * H + 16, 16):
+                    found = ops.seen(0, 0, CHAIN, my_row, H, T, token0)
+                    assert np.array_equal(found, self.expected(mask, my_row, H, token0))
+
+        inside(ODD, body)
 
     @staticmethod
-    def expected(scores: Array, mask: Array, my_row: int, H: int, token0: int) -> Array:
+    def expected(mask: Array, my_row: int, H: int, token0: int) -> Array:
         T = len(mask)
-        kept = np.full_like(scores, -np.inf)
-        for m, column in np.ndindex(*scores.shape):
+        visible = np.zeros((TILE, 16), bool)
+        for m, column in np.ndindex(TILE, 16):
             i, j = (my_row + column) // H, token0 + m
-            if i < T and j < T and mask[i, j]:
-                kept[m, column] = scores[m, column]
-        return kept
+            visible[m, column] = i < T and j < T and mask[i, j]
+        return visible
+
+    def test_what_is_not_seen_is_minus_infinity_even_if_nan(self) -> None:
+        scores = np.array([[np.nan, np.nan], [1, 2]], np.float32)
+        kept = keep_seen(scores, np.array([[False, True], [True, False]]))
+        assert np.isneginf(kept[[0, 1], [0, 1]]).all()
+        assert np.isnan(kept[0, 1])
+        assert kept[1, 0] == 1
 
 
 class TestSoftmax:

@@ -27,7 +27,7 @@ def place_ops(g: Geometry) -> dict[str, Any]:
 
 
 def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
-    """Each ring of mbarriers by its name in `SharedMap`: first offset, length, arrivals that a phase takes."""
+    """Each ring of mbarriers by its name in `SharedMap`: first offset, length, arrivals of a phase."""
     at, relays = g.shared, SCORE_BUFFERS * g.groups * (g.k_groups - 1)
     return {
         "full": (at.full, g.stages, 1 if g.bulk else WARP),

@@ -9,7 +9,7 @@ from verify_numba.lockstep.control_ops import barrier_ops, place_ops
 from verify_numba.lockstep.copy_ops import copy_ops
 from verify_numba.lockstep.exchange_ops import exchange_ops
 from verify_numba.lockstep.merge_ops import merge_ops
-from verify_numba.lockstep.score_ops import score_ops
+from verify_numba.lockstep.score_ops import mask_ops, score_ops
 from verify_numba.lockstep.softmax_ops import softmax_ops
 from verify_numba.lockstep.value_ops import value_ops
 from verify_numba.lockstep.work_ops import work_ops
@@ -27,6 +27,7 @@ def numpy_ops(g: Geometry) -> SimpleNamespace:
         **barrier_ops(g),
         **copy_ops(g),
         **score_ops(g),
+        **mask_ops(g),
         **exchange_ops(g),
         **softmax_ops(g),
         **value_ops(g),

@@ -14,6 +14,7 @@ from verify_numba.lockstep.bf16 import EXPONENT, widen
 from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
+Seen = NDArray[np.bool_]
 QUERY_ALIGN = 4
 """A lane loads two neighbouring columns at once."""
 
@@ -25,22 +26,35 @@ def keep_first(scores: Floats, nvalid: int) -> Floats:
     return kept
 
 
-def keep_visible(
-    scores: Floats, cells: int, stride: int, layout: int, my_row: int, H: int, T: int, token0: int
-) -> Floats:
-    """Tokens that the tree mask hides from a row become invisible; also a NaN does."""
-    i = (my_row + np.arange(scores.shape[1])) // H
-    j = token0 + np.arange(TILE)
-    inside = (i < T) & (j[:, None] < T)
-    if layout == CHAIN:
-        return np.where(inside & (j[:, None] <= i), scores, np.float32(-np.inf))
-    width = min(TILE, T - token0)
-    visible = np.zeros(scores.shape, bool)
-    tokens = i[i < T]
-    if width > 0 and len(tokens):
-        mask = current().memory.load_rows(cells + tokens * stride + token0, width, 1)
-        visible[:width, : len(tokens)] = mask.T != 0
+def keep_seen(scores: Floats, visible: Seen) -> Floats:
+    """Tokens that a row does not see become invisible; also a NaN does."""
     return np.where(visible, scores, np.float32(-np.inf))
+
+
+def mask_ops(g: Geometry) -> dict[str, Any]:
+    """Which scores of a softmax warp's rows count."""
+    my_rows = MMA_N * g.softmax_tiles
+
+    def seen(cells: int, stride: int, layout: int, my_row: int, H: int, T: int, token0: int) -> Seen:
+        """[16, my_rows] whether a row sees a draft token; behind the end it does not, and no cell is read."""
+        i = (my_row + np.arange(my_rows)) // H
+        j = token0 + np.arange(TILE)
+        if layout == CHAIN:
+            return (i < T) & (j[:, None] < T) & (j[:, None] <= i)
+        width = min(TILE, T - token0)
+        visible = np.zeros((TILE, my_rows), bool)
+        tokens = i[i < T]
+        if width > 0 and len(tokens):
+            mask = current().memory.load_rows(cells + tokens * stride + token0, width, 1)
+            visible[:width, : len(tokens)] = mask.T != 0
+        return visible
+
+    return {
+        "nothing_seen": lambda: np.zeros((TILE, my_rows), bool),
+        "seen": seen,
+        "keep_seen": keep_seen,
+        "keep_first": keep_first,
+    }
 
 
 def score_ops(g: Geometry) -> dict[str, Any]:
@@ -91,6 +105,4 @@ def score_ops(g: Geometry) -> dict[str, Any]:
         "load_q": load_q,
         "score": score,
         "clean_values": clean_values,
-        "keep_first": keep_first,
-        "keep_visible": keep_visible,
     }
