@@ -49,8 +49,7 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
         base = block.base
         group, part = i32(me // K_GROUPS), i32(me % K_GROUPS)
-        # The relay starts one warp further on with every tile, so that each has its share of finishing the sums.
-        count, stage, parity, turn_in_relay = i32(0), i32(0), i32(0), part
+        count, stage, parity = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -58,7 +57,9 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
             if first < last and block.row0 < rows:
                 row = i32(block.row0 + GROUP_ROWS * group)
                 queries = load_q(q, q_token_stride, q_head_stride, request.n0, row, rows, batch.H, block.rank, part)
-                prefix_tiles = request.prefix_tiles
+                # The relay starts one warp further on with every tile, so that each has its share of finishing the sums;
+                # anew with every request, so that the order of a sum does not depend on the requests before.
+                prefix_tiles, turn_in_relay = request.prefix_tiles, part
                 for tile in range(first, last):
                     wait(base + FULL + 8 * stage, parity)
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
