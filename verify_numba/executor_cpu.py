@@ -8,6 +8,7 @@ import numpy as np
 
 from verify_numba.arrays import host_array
 from verify_numba.batch import VerifyBatch
+from verify_numba.binding import Bound
 from verify_numba.geometry import WARP
 from verify_numba.kernels.merge_kernel import MERGE_SHARED_BYTES, MERGE_WARPS, make_merge_kernel
 from verify_numba.kernels.verify_kernel import make_verify_kernel
@@ -15,7 +16,6 @@ from verify_numba.lockstep.launch import run_kernel
 from verify_numba.lockstep.memory import GlobalMemory
 from verify_numba.lockstep.ops import numpy_ops
 from verify_numba.plan import VerifyPlan
-from verify_numba.validate import Bound
 from verify_numba.verifier import LOG2_E
 
 CPU_LIKE: dict[str, Any] = {"cc": (9, 0), "sm_count": 8}
@@ -28,7 +28,8 @@ class CpuExecutor:
     device = -1
 
     def __init__(self, plan: VerifyPlan, *, seed: int | None = None, adversarial: bool = False):
-        self.plan, self._schedule = plan, {"seed": seed, "adversarial": adversarial}
+        self.plan = plan
+        self._schedule: dict[str, Any] = {"seed": seed, "adversarial": adversarial}
         self._part_o = np.empty(plan.part_o_bytes // 4, np.float32)
         self._part_lse = np.empty(plan.part_lse_bytes // 4, np.float32)
         ops = numpy_ops(plan.geometry)
@@ -37,8 +38,9 @@ class CpuExecutor:
     def warmup(self) -> None:
         """Nothing to compile."""
 
-    def run(self, batch: VerifyBatch, bound: Bound, out: Any, lse: Any | None, parts: int) -> None:
+    def run(self, bound: Bound, parts: int, batch: VerifyBatch, out: Any, lse: Any | None) -> None:
         plan, geometry, memory = self.plan, self.plan.geometry, GlobalMemory()
+        form, _, sm_scale = bound
 
         def at(name: str, array: Any | None) -> int:
             return 0 if array is None else memory.add(name, host_array(array))
@@ -49,19 +51,19 @@ class CpuExecutor:
         run_kernel(
             self._verify, plan.grid, geometry.cluster, geometry.threads // WARP, geometry.shared.total,
             (
-                at("q", batch.q), bound.q_token_stride, bound.q_head_stride, at("k", batch.k), bound.k_stride,
-                at("kv_pool", batch.kv_pool), bound.pool_stride,
+                at("q", batch.q), form.q_token_stride, form.q_head_stride, at("k", batch.k), form.k_stride,
+                at("kv_pool", batch.kv_pool), form.pool_stride,
                 qo_indptr, kv_indptr, at("kv_indices", batch.kv_indices),
                 at("custom_mask", batch.custom_mask), at("mask_indptr", batch.mask_indptr),
-                bound.widths, bound.layout, parts, bound.bs, plan.H, plan.min_tiles, bound.sm_scale * LOG2_E,
+                form.widths, form.mask_layout, parts, form.bs, plan.H, plan.min_tiles, sm_scale * LOG2_E,
                 part_o, part_lse, out_at, lse_at,
             ),
             memory=memory, **self._schedule,
         )  # fmt: skip
         run_kernel(
-            self._merge, (plan.merge_blocks, bound.bs), 1, MERGE_WARPS, MERGE_SHARED_BYTES,
+            self._merge, (plan.merge_blocks, form.bs), 1, MERGE_WARPS, MERGE_SHARED_BYTES,
             (
-                qo_indptr, kv_indptr, bound.widths, parts, bound.bs, plan.H, plan.min_tiles, plan.workers,
+                qo_indptr, kv_indptr, form.widths, parts, form.bs, plan.H, plan.min_tiles, plan.workers,
                 plan.row_capacity, part_o, part_lse, out_at, lse_at,
             ),
             memory=memory, **self._schedule,

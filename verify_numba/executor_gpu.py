@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from verify_numba.batch import VerifyBatch
+from verify_numba.binding import Bound
 from verify_numba.gpu.kernel import LoadedKernel
 from verify_numba.gpu.kernel_set import KernelSet
 from verify_numba.gpu.spec import CLUSTER_MIN_CC
 from verify_numba.plan import VerifyPlan
-from verify_numba.validate import Bound
 from verify_numba.variants import merge_spec, verify_spec
 from verify_numba.verifier import LOG2_E
+
+# What torch.cuda.current_device and torch.cuda.current_stream(...).cuda_stream come to, without the objects in between.
+# Triton's launcher asks the same way.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream
+)
 
 
 class GpuExecutor:
@@ -25,6 +33,8 @@ class GpuExecutor:
         self._part_o = torch.empty(plan.part_o_bytes // 4, dtype=torch.float32, device=place)
         self._part_lse = torch.empty(plan.part_lse_bytes // 4, dtype=torch.float32, device=place)
         self._workspace = self._part_o.data_ptr(), self._part_lse.data_ptr()
+        self._row_capacity = plan.row_capacity
+        self._merge_bs = 0
         self._loaded: tuple[LoadedKernel, LoadedKernel] | None = None
 
     def warmup(self) -> None:
@@ -36,10 +46,10 @@ class GpuExecutor:
         verify.set_grid(*self.plan.grid)
         self._loaded = verify, merge
 
-    def run(self, batch: VerifyBatch, bound: Bound, out: Any, lse: Any | None, parts: int) -> None:
+    def run(self, bound: Bound, parts: int, batch: VerifyBatch, out: Any, lse: Any | None) -> None:
         if self._loaded is None:
             self.warmup()
-        if torch.cuda.current_device() != self.device:
+        if _current_device() != self.device:
             with torch.cuda.device(self.device):
                 self._launch(bound, parts)
         else:
@@ -48,21 +58,23 @@ class GpuExecutor:
     def _launch(self, bound: Bound, parts: int) -> None:
         assert self._loaded is not None
         (verify, merge), plan = self._loaded, self.plan
-        (bs, _, q, q_token_stride, q_head_stride, k, k_stride, pool, pool_stride, qo_indptr, kv_indptr, kv_indices,
-         mask, mask_indptr, widths, layout, sm_scale, out, lse) = bound  # fmt: skip
+        form, (q, k, pool, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr, out, lse), sm_scale = bound
+        bs, H, widths, min_tiles = form.bs, plan.H, form.widths, plan.min_tiles
         part_o, part_lse = self._workspace
-        stream = torch.cuda.current_stream(self.device).cuda_stream
         verify.bind(
-            q, q_token_stride, q_head_stride, k, k_stride, pool, pool_stride,
+            q, form.q_token_stride, form.q_head_stride, k, form.k_stride, pool, form.pool_stride,
             qo_indptr, kv_indptr, kv_indices, mask, mask_indptr,
-            widths, layout, parts, bs, plan.H, plan.min_tiles, sm_scale * LOG2_E,
+            widths, form.mask_layout, parts, bs, H, min_tiles, sm_scale * LOG2_E,
             part_o, part_lse, out, lse,
         )  # fmt: skip
         merge.bind(
-            qo_indptr, kv_indptr, widths, parts, bs, plan.H, plan.min_tiles, plan.workers, plan.row_capacity,
+            qo_indptr, kv_indptr, widths, parts, bs, H, min_tiles, plan.workers, self._row_capacity,
             part_o, part_lse, out, lse,
         )  # fmt: skip
-        merge.set_grid(plan.merge_blocks, bs)
+        if bs != self._merge_bs:
+            merge.set_grid(plan.merge_blocks, bs)
+            self._merge_bs = bs
+        stream = _current_stream(self.device)
         verify.launch(stream)
         merge.launch(stream)
 

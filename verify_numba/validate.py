@@ -1,9 +1,9 @@
-"""What a batch must be, one message a rule. `bind` looks at shapes, types and places only, so it costs microseconds and
-never waits for a GPU; `check_values` reads what the tensors hold, and does wait."""
+"""What a call must be, one message a rule. `check_call` looks at shapes, types and places only, so it never waits for a
+GPU; `check_values` reads what the tensors hold, and does wait."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,162 +16,225 @@ from verify_numba.geometry import TILE
 from verify_numba.kernels.work import KV_WIDE, MASK_WIDE, QO_WIDE, SLOTS_WIDE
 
 LONGEST = 2**31 - 1 - TILE
-"""Most prefix tokens of a batch, and most slots: token and slot numbers are 32-bit in the kernels, offsets are 64-bit."""
+"""Most prefix tokens of a batch: their numbers are 32-bit in the kernels, offsets are 64-bit."""
+WIDEST = 2**31 - 16
+"""Most bytes from one row of k or kv_pool to the next: the kernels multiply a 32-bit stride by a 32-bit slot."""
+MAX_SCALE = 1e38
+"""The kernels scale in float32, and in base 2."""
+INDEX = ("int32", "int64")
+Q_BYTES, ROW_BYTES = 4, 16
+"""What addresses and strides of q, and of rows of k and kv_pool, must be multiples of: as wide as the kernels copy."""
 
 
-class Bound(NamedTuple):
-    """A checked batch as the numbers that the kernels take; addresses and byte strides."""
+Addresses = tuple[int, int, int, int, int, int, int, int, int, int]
+"""Where the arrays of a call lie, in the order of `Views`; 0 where one is absent."""
+
+
+class Views(NamedTuple):
+    """The arrays of a call."""
+
+    q: View
+    k: View
+    kv_pool: View
+    qo_indptr: View
+    kv_indptr: View
+    kv_indices: View
+    custom_mask: View | None
+    mask_indptr: View | None
+    out: View | None = None
+    lse: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What follows from the shapes, types and strides of a call's arrays. Strides are bytes."""
 
     bs: int
     N: int
-    q: int
     q_token_stride: int
     q_head_stride: int
-    k: int
     k_stride: int
-    pool: int
     pool_stride: int
-    qo_indptr: int
-    kv_indptr: int
-    kv_indices: int
-    mask: int
-    mask_indptr: int
     widths: int
-    layout: int
-    sm_scale: float
-    out: int
-    lse: int
+    mask_layout: int
+    spans: tuple[int, ...]
+    """Bytes from the first to behind the last element of each of the `Views`; 0 where one is absent or empty."""
 
 
-def bind(batch: VerifyBatch, out: Any, lse: Any | None, *, max_bs: int, T: int, H: int, device: int) -> Bound:
-    """Check everything but contents. Raises VerifyInputError, naming the field."""
-    q, k, pool = view("q", batch.q), view("k", batch.k), view("kv_pool", batch.kv_pool)
-    qo, kv, slots = (
-        view("qo_indptr", batch.qo_indptr), view("kv_indptr", batch.kv_indptr), view("kv_indices", batch.kv_indices),
-    )  # fmt: skip
-    bs = _indptr("qo_indptr", qo)
+def check_call(
+    batch: VerifyBatch, out: Any, lse: Any | None, *, max_bs: int, T: int, H: int, device: int
+) -> tuple[Form, Addresses]:
+    """All rules but those about contents and sm_scale; the call's form and its addresses (0: absent).
+
+    Raises VerifyInputError, naming the field.
+    """
+    views = _check_batch(batch, H)
+    bs, N = views.qo_indptr.shape[0] - 1, views.q.shape[0]
     if bs > max_bs:
         raise VerifyInputError("qo_indptr", f"for {bs} requests", f"at most max_bs = {max_bs}")
-    if _indptr("kv_indptr", kv) != bs:
-        raise VerifyInputError("kv_indptr", f"of length {kv.shape[0]}", f"{bs + 1}, as qo_indptr")
-    _flat("kv_indices", slots, ("int32", "int64"))
-    N = q.shape[0] if q.shape else 0
     if N > bs * T:
         raise VerifyInputError("q", f"{N} draft tokens", f"at most {bs} requests of T = {T}")
-    _shape("q", q, (N, H, D_QK), "bfloat16")
-    _rows("q", q, 4)
-    _shape("k", k, (N, 1, D_QK), "bfloat16")
-    _rows("k", k, 16)
-    _shape("kv_pool", pool, (pool.shape[0] if pool.shape else 0, 1, D_QK), "bfloat16")
-    _rows("kv_pool", pool, 16)
-    mask, mask_indptr = _mask(batch, bs)
-    out_view = view("out", out)
-    if out_view.shape != (N, H * D_V):
-        _shape("out", out_view, (N, H, D_V), "bfloat16")
-    _dense("out", out_view, "bfloat16")
-    lse_view = None
+    views = views._replace(out=_results("out", out, (N, H, D_V), "bfloat16"))
     if lse is not None:
-        lse_view = view("lse", lse)
-        _shape("lse", lse_view, (N, H), "float32")
-        _dense("lse", lse_view, "float32")
-    _apart(out_view, lse_view, q, k, pool)
-    named = (("q", q), ("k", k), ("kv_pool", pool), ("qo_indptr", qo), ("kv_indptr", kv), ("kv_indices", slots),
-             ("custom_mask", mask), ("mask_indptr", mask_indptr), ("out", out_view), ("lse", lse_view))  # fmt: skip
-    for field, one in named:
+        views = views._replace(lse=_results("lse", lse, (N, H), "float32"))
+    for field, one in zip(Views._fields, views, strict=True):
         if one is not None and one.device != device:
             raise VerifyInputError(field, f"on {_place(one.device)}", f"on {_place(device)}")
-    scale = batch.sm_scale
-    if not (isinstance(scale, float | int) and math.isfinite(scale) and scale > 0):
-        raise VerifyInputError("sm_scale", scale, "a finite number above 0")
-    widths = (
-        QO_WIDE * (qo.dtype == "int64") + KV_WIDE * (kv.dtype == "int64") + SLOTS_WIDE * (slots.dtype == "int64")
-        + MASK_WIDE * (mask_indptr is not None and mask_indptr.dtype == "int64")
+    addresses: Any = tuple([0 if one is None else one.address for one in views])
+    spans = tuple([0 if one is None else one.nbytes_spanned for one in views])
+    _apart(addresses, spans)
+    form = Form(
+        bs, N, views.q.strides[0], views.q.strides[1], views.k.strides[0], views.kv_pool.strides[0],
+        _widths(views), batch.mask_layout.value, spans,
     )  # fmt: skip
-    return Bound(
-        bs, N, q.address, q.strides[0], q.strides[1], k.address, k.strides[0], pool.address, pool.strides[0],
-        qo.address, kv.address, slots.address, mask.address if mask else 0, mask_indptr.address if mask_indptr else 0,
-        widths, batch.mask_layout.value, float(scale), out_view.address, lse_view.address if lse_view else 0,
+    return form, addresses
+
+
+def check_scale(scale: Any) -> float:
+    """`sm_scale` as a float. Raises VerifyInputError."""
+    if isinstance(scale, int | float | np.floating) and 0 < scale <= MAX_SCALE:
+        return float(scale)
+    raise VerifyInputError("sm_scale", repr(scale), f"a number above 0, at most {MAX_SCALE:g}")
+
+
+def _check_batch(batch: VerifyBatch, H: int | str = "H") -> Views:
+    """The views of a batch; out and lse are left None."""
+    q, k, pool = view("q", batch.q), view("k", batch.k), view("kv_pool", batch.kv_pool)
+    qo, kv, slots = (
+        _flat("qo_indptr", batch.qo_indptr, INDEX), _flat("kv_indptr", batch.kv_indptr, INDEX),
+        _flat("kv_indices", batch.kv_indices, INDEX),
     )  # fmt: skip
+    bs = qo.shape[0] - 1
+    if bs < 0:
+        raise VerifyInputError("qo_indptr", "empty", "bs + 1 entries")
+    if kv.shape[0] != bs + 1:
+        raise VerifyInputError("kv_indptr", f"of length {kv.shape[0]}", f"{bs + 1}, as qo_indptr")
+    N = q.shape[0] if q.shape else 0
+    _shape("q", q, (N, H, D_QK), "bfloat16")
+    _rows("q", q, Q_BYTES)
+    _shape("k", k, (N, 1, D_QK), "bfloat16")
+    _rows("k", k, ROW_BYTES, WIDEST)
+    _shape("kv_pool", pool, ("slots", 1, D_QK), "bfloat16")
+    _rows("kv_pool", pool, ROW_BYTES, WIDEST)
+    return Views(q, k, pool, qo, kv, slots, *_mask(batch, bs))
+
+
+def _mask(batch: VerifyBatch, bs: int) -> tuple[View | None, View | None]:
+    layout = batch.mask_layout
+    if not isinstance(layout, MaskLayout):
+        raise VerifyInputError("mask_layout", repr(layout), "a MaskLayout")
+    for field in ("custom_mask", "mask_indptr"):
+        if (getattr(batch, field) is None) != (layout is MaskLayout.CHAIN):
+            found, expected = ("given", "None") if layout is MaskLayout.CHAIN else (None, "an array")
+            raise VerifyInputError(field, found, f"{expected} with mask_layout {layout.name}")
+    if layout is MaskLayout.CHAIN:
+        return None, None
+    mask = _flat("custom_mask", batch.custom_mask, ("bool", "uint8"))
+    starts = _flat("mask_indptr", batch.mask_indptr, INDEX)
+    if starts.shape[0] < bs:
+        raise VerifyInputError("mask_indptr", f"of length {starts.shape[0]}", f"at least {bs} starts")
+    return mask, starts
+
+
+def _results(field: str, array: Any, shape: tuple[int, ...], dtype: str) -> View:
+    """An array to be written: of `shape`, or (for out) of that shape with its last two dimensions joined."""
+    target = view(field, array)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise VerifyInputError(field, "read-only", "writable")
+    if len(shape) == 2 or target.shape != (shape[0], shape[1] * shape[2]):
+        _shape(field, target, shape, dtype)
+    _dense(field, target, dtype)
+    return target
+
+
+def _widths(views: Views) -> int:
+    """The bits that say which index arrays are int64."""
+    bits = (
+        (views.qo_indptr, QO_WIDE), (views.kv_indptr, KV_WIDE), (views.kv_indices, SLOTS_WIDE),
+        (views.mask_indptr, MASK_WIDE),
+    )  # fmt: skip
+    return sum(bit for one, bit in bits if one is not None and one.dtype == "int64")
 
 
 def _place(device: int) -> str:
     return "the host" if device < 0 else f"cuda:{device}"
 
 
-def _shape(field: str, array: View, shape: tuple[int, ...], dtype: str) -> None:
-    if array.dtype != dtype:
-        raise VerifyInputError(field, array.dtype, dtype)
-    if array.shape != shape:
-        raise VerifyInputError(field, f"of shape {list(array.shape)}", f"{list(shape)}")
-
-
-def _rows(field: str, array: View, multiple: int) -> None:
-    """Rows of D_QK contiguous numbers, at strides and an address that `multiple`-byte copies can take."""
-    if array.strides[-1] != ITEM_BYTES[array.dtype] and 0 not in array.shape:
-        raise VerifyInputError(
-            field, f"strided in its last dimension ({array.strides[-1]} bytes)", "contiguous rows"
-        )
-    for stride in (array.address, *array.strides[:-1]):
-        if stride % multiple or stride < 0:
-            raise VerifyInputError(
-                field, f"at address {array.address:#x} with byte strides {list(array.strides)}",
-                f"an address and strides that are multiples of {multiple} bytes, none negative",
-            )  # fmt: skip
-
-
-def _flat(field: str, array: View, dtypes: tuple[str, ...]) -> None:
+def _type(field: str, array: View, *dtypes: str) -> None:
     if array.dtype not in dtypes:
         raise VerifyInputError(field, array.dtype, " or ".join(dtypes))
+
+
+def _shape(field: str, array: View, shape: tuple[int | str, ...], dtype: str) -> None:
+    """Of that type and shape; a name in `shape` stands for any number."""
+    _type(field, array, dtype)
+    if len(array.shape) != len(shape) or any(
+        n != wanted for n, wanted in zip(array.shape, shape, strict=True) if not isinstance(wanted, str)
+    ):
+        raise VerifyInputError(
+            field, f"of shape {list(array.shape)}", f"[{', '.join(str(n) for n in shape)}]"
+        )
+
+
+def _rows(field: str, array: View, multiple: int, widest: int | None = None) -> None:
+    """Rows of D_QK contiguous numbers, at strides and an address that `multiple`-byte copies can take."""
+    if 0 in array.shape:
+        return
+    *strides, last = array.strides
+    if last != ITEM_BYTES[array.dtype]:
+        raise VerifyInputError(field, f"strided in its last dimension ({last} bytes)", "contiguous rows")
+    if any(stride % multiple or stride < 0 for stride in (array.address, *strides)):
+        raise VerifyInputError(
+            field, f"at address {array.address:#x} with byte strides {list(array.strides)}",
+            f"an address and strides that are multiples of {multiple} bytes, none negative",
+        )  # fmt: skip
+    if widest is not None and strides[0] > widest:
+        raise VerifyInputError(field, f"with a row every {strides[0]} bytes", f"at most {widest}")
+    _backed(field, array)
+
+
+def _flat(field: str, given: Any, dtypes: tuple[str, ...]) -> View:
+    array = view(field, given)
+    _type(field, array, *dtypes)
     if len(array.shape) != 1:
         raise VerifyInputError(field, f"of shape {list(array.shape)}", "one dimension")
     if array.shape[0] > 1 and array.strides[0] != ITEM_BYTES[array.dtype]:
         raise VerifyInputError(field, f"with a byte stride of {array.strides[0]}", "contiguous")
-
-
-def _indptr(field: str, array: View) -> int:
-    _flat(field, array, ("int32", "int64"))
-    if array.shape[0] < 1:
-        raise VerifyInputError(field, "empty", "bs + 1 entries")
-    return array.shape[0] - 1
+    _aligned(field, array)
+    return array
 
 
 def _dense(field: str, array: View, dtype: str) -> None:
-    if array.dtype != dtype:
-        raise VerifyInputError(field, array.dtype, dtype)
+    _type(field, array, dtype)
     expected = ITEM_BYTES[dtype]
     for n, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
         if n > 1 and stride != expected:
             raise VerifyInputError(field, f"with byte strides {list(array.strides)}", "contiguous")
         expected *= n
+    _aligned(field, array)
 
 
-def _mask(batch: VerifyBatch, bs: int) -> tuple[View | None, View | None]:
-    if not isinstance(batch.mask_layout, MaskLayout):
-        raise VerifyInputError("mask_layout", repr(batch.mask_layout), "a MaskLayout")
-    if batch.mask_layout is MaskLayout.CHAIN:
-        for field in ("custom_mask", "mask_indptr"):
-            if getattr(batch, field) is not None:
-                raise VerifyInputError(field, "given", "None with mask_layout CHAIN")
-        return None, None
-    for field in ("custom_mask", "mask_indptr"):
-        if getattr(batch, field) is None:
-            raise VerifyInputError(field, None, f"an array with mask_layout {batch.mask_layout.name}")
-    mask, mask_indptr = view("custom_mask", batch.custom_mask), view("mask_indptr", batch.mask_indptr)
-    _flat("custom_mask", mask, ("bool", "uint8"))
-    _flat("mask_indptr", mask_indptr, ("int32", "int64"))
-    if mask_indptr.shape[0] < bs:
-        raise VerifyInputError("mask_indptr", f"of length {mask_indptr.shape[0]}", f"at least {bs} starts")
-    return mask, mask_indptr
+def _aligned(field: str, array: View) -> None:
+    size = ITEM_BYTES[array.dtype]
+    if array.address % size and 0 not in array.shape:
+        raise VerifyInputError(field, f"at address {array.address:#x}", f"a multiple of {size} bytes")
+    _backed(field, array)
 
 
-def _apart(out: View, lse: View | None, *inputs: View) -> None:
-    """Blocks write results while others still read: nothing that is written may overlap what is read."""
-    written = [("out", out)] if lse is None else [("out", out), ("lse", lse)]
-    for field, target in written:
-        for other in (*inputs, *(v for name, v in written if name != field)):
-            low, high = other.address, other.address + other.nbytes_spanned
-            if target.address < high and low < target.address + target.nbytes_spanned:
-                raise VerifyInputError(field, "overlapping another tensor of the call", "memory of its own")
+def _backed(field: str, array: View) -> None:
+    if array.address == 0 and 0 not in array.shape:
+        raise VerifyInputError(field, "without memory", "a tensor whose storage is not freed")
+
+
+def _apart(addresses: Addresses, spans: tuple[int, ...]) -> None:
+    """Blocks write results while others still read: nothing that is written may overlap anything else."""
+    for written in (Views._fields.index("out"), Views._fields.index("lse")):
+        low, high = addresses[written], addresses[written] + spans[written]
+        for other, (address, span) in enumerate(zip(addresses, spans, strict=True)):
+            if span and address < high and low < address + span and other != written:
+                raise VerifyInputError(
+                    Views._fields[written], f"overlapping {Views._fields[other]}", "memory of its own"
+                )
 
 
 def check_values(batch: VerifyBatch) -> None:
@@ -179,25 +242,20 @@ def check_values(batch: VerifyBatch) -> None:
 
     Raises VerifyInputError. `Verifier.verify` never does this; a wrong slot there reads a wrong row, or faults.
     """
-    qo, kv = host_array(batch.qo_indptr), host_array(batch.kv_indptr)
-    N, slots = batch.q.shape[0], batch.kv_pool.shape[0]
-    _check_indptr("qo_indptr", qo, N, "draft tokens of q")
+    views = _check_batch(batch)
+    check_scale(batch.sm_scale)
+    slots = views.kv_pool.shape[0]
     indices = host_array(batch.kv_indices)
+    qo, kv = (host_array(indptr).astype(np.int64) for indptr in (batch.qo_indptr, batch.kv_indptr))
+    _check_indptr("qo_indptr", qo, views.q.shape[0], "draft tokens of q")
     _check_indptr("kv_indptr", kv, len(indices), "entries of kv_indices")
     used = indices[: kv[-1]]
     bad = np.flatnonzero((used < 0) | (used >= slots))
     if bad.size:
         raise VerifyInputError(f"kv_indices[{bad[0]}]", used[bad[0]], f"a slot from 0 to {slots - 1}")
-    if batch.mask_layout is MaskLayout.CHAIN:
-        return
-    cells, starts = batch.custom_mask.shape[0], host_array(batch.mask_indptr)  # type: ignore[union-attr]
-    full = batch.mask_layout is MaskLayout.FULL_MASK
-    for b, (T, L) in enumerate(zip(np.diff(qo).tolist(), np.diff(kv).tolist(), strict=True)):
-        end = int(starts[b]) + T * (T + (L if full else 0))
-        if starts[b] < 0:
-            raise VerifyInputError(f"mask_indptr[{b}]", starts[b], "at least 0")
-        if T and end > cells:
-            raise VerifyInputError("custom_mask", f"{cells} cells", f"at least {end}, for request {b}")
+    if views.custom_mask is not None:
+        before = np.diff(kv) * (batch.mask_layout is MaskLayout.FULL_MASK)
+        _check_mask(views.custom_mask.shape[0], host_array(batch.mask_indptr), np.diff(qo), before)
 
 
 def _check_indptr(field: str, indptr: Any, most: int, of: str) -> None:
@@ -208,4 +266,16 @@ def _check_indptr(field: str, indptr: Any, most: int, of: str) -> None:
         b = int(falls[0])
         raise VerifyInputError(f"{field}[{b + 1}]", indptr[b + 1], f"at least {field}[{b}] = {indptr[b]}")
     if indptr[-1] > min(most, LONGEST):
-        raise VerifyInputError(f"{field}[{len(indptr) - 1}]", indptr[-1], f"at most {most}, the {of}")
+        raise VerifyInputError(
+            f"{field}[{len(indptr) - 1}]", indptr[-1], f"at most {min(most, LONGEST)}, the {of}"
+        )
+
+
+def _check_mask(cells: int, starts: Any, drafts: Any, columns_before: Any) -> None:
+    """Each request's mask, `T` rows of `columns_before + T` cells, lies in the array."""
+    for b, (T, before) in enumerate(zip(drafts.tolist(), columns_before.tolist(), strict=True)):
+        end = int(starts[b]) + T * (T + before)
+        if T and starts[b] < 0:
+            raise VerifyInputError(f"mask_indptr[{b}]", starts[b], "at least 0")
+        if T and end > cells:
+            raise VerifyInputError("custom_mask", f"{cells} cells", f"at least {end}, for request {b}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from verify_numba.batch import Parts, VerifyBatch
+from verify_numba.binding import Binder, Bound
 from verify_numba.errors import VerifyInputError
 from verify_numba.plan import VerifyPlan, make_plan
-from verify_numba.validate import Bound, bind
 
 LOG2_E = 1.4426950408889634
 
@@ -20,7 +20,7 @@ class Executor(Protocol):
 
     def warmup(self) -> None: ...
 
-    def run(self, batch: VerifyBatch, bound: Bound, out: Any, lse: Any | None, parts: int) -> None: ...
+    def run(self, bound: Bound, parts: int, batch: VerifyBatch, out: Any, lse: Any | None) -> None: ...
 
     def poison_workspace(self) -> None: ...
 
@@ -55,6 +55,7 @@ class Verifier:
 
             kernels = kernel_set(ordinal)
             self._executor = GpuExecutor(make_plan(**sizes, cc=kernels.gpu.cc, sm_count=kernels.gpu.sm_count), kernels)
+        self._binder = Binder(max_bs=max_bs, T=T, H=H, device=ordinal)
 
     @property
     def plan(self) -> VerifyPlan:
@@ -81,10 +82,11 @@ class Verifier:
             VerifyInputError: before any launch, naming the field.
             ColdLaunchError: a graph is being captured and `warmup` was not called.
         """
-        plan = self._executor.plan
-        bound = bind(batch, out, lse, max_bs=plan.max_bs, T=plan.T, H=plan.H, device=self._executor.device)
-        if bound.N:
-            self._executor.run(batch, bound, out, lse, parts.value)
+        if type(parts) is not Parts:
+            raise VerifyInputError("parts", repr(parts), "a Parts")
+        bound = self._binder.bind(batch, out, lse)
+        if bound[0].N:
+            self._executor.run(bound, parts._value_, batch, out, lse)
 
     def poison_workspace(self) -> None:
         """Fill the workspace with NaN: a result that depends on what an earlier step left there shows."""

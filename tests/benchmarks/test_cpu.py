@@ -13,7 +13,8 @@ from captured_tensors.store import DEFAULT_CASES, iter_case_paths
 from harness.case_batch import host_batch
 from oracle import verify_batch
 from verify_numba import Verifier, VerifyBatch, make_plan
-from verify_numba.validate import bind, check_values
+from verify_numba.binding import Binder
+from verify_numba.validate import check_values
 
 PATHS = sorted(iter_case_paths(DEFAULT_CASES))
 SMALLEST = min(PATHS, key=lambda path: path.stat().st_size)
@@ -45,8 +46,8 @@ def test_plan(benchmark, bs, T, H):
 def test_bind(benchmark, path):
     batch = host_batch(load_case(path))
     out, lse = buffers(batch)
-    bound = benchmark(bind, batch, out, lse, **sizes(batch), device=-1)
-    assert bound.N == batch.q.shape[0]
+    form, _, _ = benchmark(Binder(**sizes(batch), device=-1).bind, batch, out, lse)
+    assert form.N == batch.q.shape[0]
 
 
 @pytest.mark.benchmark(group="marshaling: contents of a batch")
