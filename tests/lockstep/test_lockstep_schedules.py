@@ -21,7 +21,7 @@ FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
 BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=4)
 """More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap."""
 PREFIXES = make_batch(0, prefix=(100, *(5,) * 8), drafts=(1,) * 9, H=4)
-"""To be run without the tails, at each of which all score warps meet: they may be several tiles apart here."""
+"""To be run without the tails, at each of which all score warps meet, so that they may be tiles apart."""
 SEEDS = 6
 WAITS = [
     ("full", "score"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent  # type: ignore[import-untyped]
+from greenlet import getcurrent
 
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.errors import DeadlockError, ProtocolError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+from greenlet import getcurrent, greenlet
 from numpy.typing import DTypeLike, NDArray
 
 from verify_numba.lockstep.barriers import Barrier, CountedBarrier, MBarrier
