@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 HERE = all(importlib.util.find_spec(name) for name in ("sglang", "triton"))
 
 
+@pytest.mark.sglang
 @pytest.mark.skipif(not HERE, reason="needs SGLang and Triton")
 def test_real_kernels_compute_what_the_bindings_say():
     done = subprocess.run(

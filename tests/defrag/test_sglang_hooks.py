@@ -1,7 +1,7 @@
 """Where defragmentation enters SGLang: what the hooks rest on, and the hooks in SGLang's own scheduler loop.
 
-The sources of several releases can be read: the installed package, and the unpacked wheels that KDTREE_TEST_SOURCES
-names, colon-separated (the folders that hold ``sglang/``).
+The sources of several releases can be read: the installed package, and the unpacked wheels that
+VERIFY_NUMBA_TEST_SGLANG names, colon-separated (the folders that hold ``sglang/``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ torch = pytest.importorskip("torch")
 def releases() -> list[Path]:
     spec = importlib.util.find_spec("sglang")
     installed = [Path(spec.submodule_search_locations[0])] if spec and spec.submodule_search_locations else []
-    unpacked = [Path(p) / "sglang" for p in os.environ.get("KDTREE_TEST_SOURCES", "").split(":") if p]
+    unpacked = [Path(p) / "sglang" for p in os.environ.get("VERIFY_NUMBA_TEST_SGLANG", "").split(":") if p]
     return [*installed, *unpacked]
 
 
 RELEASES = releases()
 reads_sources = pytest.mark.skipif(
-    not RELEASES, reason="no SGLang is installed and KDTREE_TEST_SOURCES names no sources"
+    not RELEASES, reason="no SGLang is installed and VERIFY_NUMBA_TEST_SGLANG names no sources"
 )
 
 

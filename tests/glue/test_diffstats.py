@@ -53,7 +53,7 @@ def test_sums_and_maxima_over_calls():
     assert found["relative_norm"] == pytest.approx(math.sqrt(squares), rel=1e-5)
     assert found["max_abs"] == pytest.approx(max(float(d.abs().max()) for d in diffs), rel=1e-5)
     assert found["max_rel"] == pytest.approx(
-        max(float(d.norm() / t.norm()) for d, t in zip(diffs, triton)), rel=1e-5
+        max(float(d.norm() / t.norm()) for d, t in zip(diffs, triton, strict=True)), rel=1e-5
     )
     assert found["worst_layer"] == 0 and found["worst_bs"] == 2
 

@@ -1,7 +1,7 @@
 """What the patches rest on (sglang_glue/PATCHES.md), read from the sources of each SGLang release at hand.
 
-The installed package is one; unpacked wheels of others may be named, colon-separated, in VERIFY_NUMBA_TEST_SGLANG (that is
-the folder that holds `sglang/`). Nothing is imported, so any release can be read on any machine.
+The installed package is one; unpacked wheels of others may be named, colon-separated, in VERIFY_NUMBA_TEST_SGLANG (the
+folders that hold `sglang/`). Nothing is imported, so any release can be read on any machine.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_forward_extend_takes_the_batch_fifth(root):
 
 def test_the_slot_is_asked_with_our_arguments_in_a_verify_step(root):
     forward = methods(root)["forward_extend"]
-    slots = [c for c in calls_of(forward, "verify_splitkv_fwd") + calls_of(forward, "verify_fwd")]
+    slots = calls_of(forward, "verify_splitkv_fwd") + calls_of(forward, "verify_fwd")
     if not with_slot(root):
         assert not slots
         return

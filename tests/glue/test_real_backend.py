@@ -76,7 +76,8 @@ def refuse(*args, **kwargs):
 def runner(backend, **changes):
     defaults = {
         "token_to_kv_pool": backend.token_to_kv_pool, "req_to_token_pool": backend.req_to_token_pool,
-        "is_draft_worker": False, "page_size": 1, "device": "cpu", "gpu_id": 0, "tp_rank": 1, "pp_rank": 0, "pp_size": 1,
+        "is_draft_worker": False, "page_size": 1, "device": "cpu", "gpu_id": 0, "tp_rank": 1, "pp_rank": 0,
+        "pp_size": 1,
         "spec_algorithm": SimpleNamespace(name="NGRAM"),
     }  # fmt: skip
     return SimpleNamespace(**{**defaults, **changes})
@@ -103,7 +104,8 @@ def step(backend, layer_id=0, mode=ForwardMode.TARGET_VERIFY, seed=0, **call_opt
     batch = ForwardBatch.__new__(ForwardBatch)
     batch.__dict__.update(
         forward_mode=mode, out_cache_loc=loc, batch_size=call.bs, mha_one_shot=False,
-        positions=torch.arange(call.q.shape[0]), req_pool_indices=torch.arange(call.bs) + 1, attn_attend_prefix_cache=None, extend_seq_lens_cpu=None,
+        positions=torch.arange(call.q.shape[0]), req_pool_indices=torch.arange(call.bs) + 1,
+        attn_attend_prefix_cache=None, extend_seq_lens_cpu=None,
     )  # fmt: skip
     out = backend.forward_extend(call.q.flatten(1), call.k, call.v, mla_layer(layer_id), batch)
     assert torch.equal(buffer[loc].float(), call.k.to(buffer.dtype).float())  # the draft rows are in the pool

@@ -46,7 +46,8 @@ def test_a_file_is_read_back_with_its_process_alive(tmp_path):
 
 def test_spawned_processes_join_the_run_and_are_seen_dead(tmp_path):
     StatusFile(tmp_path, {})
-    code = f"from pathlib import Path; from sglang_glue.status import StatusFile; StatusFile(Path({str(tmp_path)!r}), {{}})"
+    imports = "from pathlib import Path; from sglang_glue.status import StatusFile"
+    code = f"{imports}; StatusFile(Path({str(tmp_path)!r}), {{}})"
     child = subprocess.Popen([sys.executable, "-c", code])
     child.wait()
     found = {s.pid: s for s in read_statuses(tmp_path)}
