@@ -20,12 +20,10 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-SCORE_BUFFERS = 2
-"""Tiles of a block's own scores between score warps and softmax warps."""
-PARTNER_BUFFERS = 2 * SCORE_BUFFERS
+PARTNER_BUFFERS = 2
 """Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a block
-sends tile t once its own softmax warps have read tile t - 2 of both blocks. So the partner's score warps have sent tile
-t - 2, and, before that, the partner's softmax warps have read tile t - 4, whose buffer tile t takes."""
+sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score warps have sent tile
+t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
@@ -42,8 +40,8 @@ class Geometry:
     group_tiles: int = 3
     """n8 tiles of query rows that one score warp multiplies."""
     k_groups: int = 2
-    """Score warps that share the columns of a group, since their queries must fit in registers. Each adds its products
-    to those of the one before; the last has this block's scores."""
+    """Score warps that share the columns of a group, since their queries must fit in registers. The softmax warps add
+    up their parts."""
     softmax_tiles: int = 2
     """n8 tiles of query rows that one softmax warp takes from scores to weights."""
     copy_warps: int = 1
@@ -149,12 +147,10 @@ class SharedMap:
     """Byte offsets in dynamic shared memory. Barrier fields are the first of their ring, eight bytes each."""
 
     stage: int
-    relay: int
-    """[SCORE_BUFFERS, k_groups - 1] tiles of scores, from one score warp of a group to the next."""
     scores: int
-    """[SCORE_BUFFERS] tiles: this block's part of the scores, from score warps to softmax warps."""
+    """[k_groups] parts of one tile of scores, from score warps to softmax warps."""
     partner: int
-    """[PARTNER_BUFFERS] tiles: the partner block's part."""
+    """[PARTNER_BUFFERS, k_groups] parts: the partner block's."""
     weights: int
     alpha: int
     """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
@@ -168,13 +164,9 @@ class SharedMap:
     weights_empty: int
     inverse_full: int
     inverse_empty: int
-    relay_full: int
-    """[SCORE_BUFFERS, k_groups - 1, groups] barriers, as is `relay_empty`."""
-    relay_empty: int
     scores_full: int
     """[PARTNER_BUFFERS]"""
     scores_empty: int
-    """[SCORE_BUFFERS]"""
     total: int
 
     @staticmethod
@@ -189,9 +181,8 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            relay=take(SCORE_BUFFERS * (g.k_groups - 1) * g.score_bytes, 128),
-            scores=take(SCORE_BUFFERS * g.score_bytes, 128),
-            partner=take(PARTNER_BUFFERS * g.score_bytes if g.cluster == 2 else 0, 128),
+            scores=take(g.k_groups * g.score_bytes, 128),
+            partner=take(PARTNER_BUFFERS * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
             weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
             alpha=take(WEIGHT_BUFFERS * g.rows * 4),
             grew=take(WEIGHT_BUFFERS * 32),
@@ -202,10 +193,8 @@ class SharedMap:
             weights_empty=take(8 * WEIGHT_BUFFERS, 8),
             inverse_full=take(8, 8),
             inverse_empty=take(8, 8),
-            relay_full=take(8 * SCORE_BUFFERS * g.groups * (g.k_groups - 1), 8),
-            relay_empty=take(8 * SCORE_BUFFERS * g.groups * (g.k_groups - 1), 8),
             scores_full=take(8 * PARTNER_BUFFERS, 8),
-            scores_empty=take(8 * SCORE_BUFFERS, 8),
+            scores_empty=take(8, 8),
             total=-(-offset // 16) * 16,
         )
 
@@ -213,8 +202,8 @@ class SharedMap:
 CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
     Geometry(cluster=2, n_tiles=3, stages=9, softmax_tiles=1),
-    Geometry(cluster=2, n_tiles=6, stages=7),
-    Geometry(cluster=2, n_tiles=9, stages=6),
+    Geometry(cluster=2, n_tiles=6, stages=8),
+    Geometry(cluster=2, n_tiles=9, stages=7),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, SCORE_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
-    ROWS, TILES, PARTNER_SHIFT = g.rows, g.softmax_tiles, PARTNER_BUFFERS.bit_length() - 1
+    ROWS, TILES, K_GROUPS, PARTNER_SHIFT = g.rows, g.softmax_tiles, g.k_groups, PARTNER_BUFFERS.bit_length() - 1
     SCORE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.score_bytes, g.weight_bytes, 4 * g.rows
     at = g.shared
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
@@ -29,13 +29,13 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
 
     @ops.device
     def whole_scores(base, count, me):
-        """Both blocks' parts of this warp's scores, added up."""
-        here, there = i32(count & (SCORE_BUFFERS - 1)), i32(count & (PARTNER_BUFFERS - 1))
+        """All parts of this warp's scores, of both blocks, added up."""
+        buffer = i32(count & (PARTNER_BUFFERS - 1))
         if me == 0:
-            arm_scores(base + SCORES_FULL + 8 * there)
-        wait_cluster(base + SCORES_FULL + 8 * there, i32((count >> PARTNER_SHIFT) & 1))
-        scores = gather_scores(base + SCORES + SCORE_BYTES * here, base + PARTNER + SCORE_BYTES * there, me)
-        arrive(base + SCORES_EMPTY + 8 * here)
+            arm_scores(base + SCORES_FULL + 8 * buffer)
+        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> PARTNER_SHIFT) & 1))
+        scores = gather_scores(base + SCORES, base + PARTNER + K_GROUPS * SCORE_BYTES * buffer, me)
+        arrive(base + SCORES_EMPTY)
         return scores
 
     @ops.device

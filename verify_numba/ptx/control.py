@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import PARTNER_BUFFERS, SCORE_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
 from verify_numba.ptx.asm import (
     I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void,
@@ -207,10 +207,8 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
-        _init(b, base, at.relay_full, SCORE_BUFFERS * g.groups * (g.k_groups - 1), 1)
-        _init(b, base, at.relay_empty, SCORE_BUFFERS * g.groups * (g.k_groups - 1), 1)
-        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.groups + clustered)
-        _init(b, base, at.scores_empty, SCORE_BUFFERS, g.softmax_warps)
+        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.score_warps + clustered)
+        _init(b, base, at.scores_empty, 1, g.softmax_warps)
         _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.softmax_warps)
         _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
         _init(b, base, at.inverse_full, 1, g.softmax_warps)

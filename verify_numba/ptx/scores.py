@@ -132,12 +132,8 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
     def group_place(b: Any, scores: Any, index: Any) -> Any:
         return place(b, scores, b.mul(anew(b, index), integer(group)))
 
-    def load_tiles(b: Any, at: Any, n: int) -> list[Any]:
-        return [x for i in range(n) for x in load_shared(b, at, 512 * i, 4)]
-
-    def add_body(b: Any, products: Any, part: Any, index: Any) -> list[Any]:
-        before = load_tiles(b, group_place(b, part, index), group)
-        return [b.fadd(x, y) for x, y in zip(unpack(b, products, 4 * group), before, strict=True)]
+    def load_tiles(b: Any, at: Any, n: int, offset: int) -> list[Any]:
+        return [x for i in range(n) for x in load_shared(b, at, offset + 512 * i, 4)]
 
     def store_body(b: Any, products: Any, part: Any, index: Any) -> None:
         at, values = group_place(b, part, index), unpack(b, products, 4 * group)
@@ -157,19 +153,23 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [at, bar_there, *values[4 * n : 4 * n + 4]])
 
     def arm_body(b: Any, bar: Any) -> None:
-        """Expect the partner's part."""
+        """Expect the partner's parts."""
         if clustered:
             text = (
                 "{.reg .pred p; setp.eq.s32 p, $1, 0; "
-                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.score_bytes};}}"
+                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.k_groups * g.score_bytes};}}"
             )
             asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
 
     def gather_body(b: Any, scores: Any, partner: Any, me: Any) -> list[Any]:
         index = b.mul(me, integer(mine))
-        out = load_tiles(b, place(b, scores, index), mine)
-        if clustered:
-            out = [b.fadd(x, y) for x, y in zip(out, load_tiles(b, place(b, partner, index), mine), strict=True)]
+        blocks = (scores, partner) if clustered else (scores,)
+        places = [place(b, block, index) for block in blocks]
+        parts = [load_tiles(b, at, mine, g.score_bytes * part) for at in places for part in range(g.k_groups)]
+        while len(parts) > 1:
+            pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[len(parts) - len(parts) % 2 :]
+        out = parts[0]
         if not uneven:
             return out
         # The last warp's last tile does not exist: what was read there must not decide anything.
@@ -177,7 +177,6 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         return [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
-        "add_part": tile_op(products_t, [products_t, i32, i32], add_body),
         "store_part": tile_op(void, [products_t, i32, i32], store_body),
         "send_part": tile_op(void, [products_t, i32, i32, i32, i32], send_body),
         "arm_scores": tile_op(void, [i32], arm_body),
