@@ -60,4 +60,7 @@ COMMANDS = (
         "harness.install_check",
         "say in which processes of a server the plug-in is live, by its call counters",
     ),
+    Command(
+        "defrag", "harness.defrag", "simulate a server's churn and compare the tiers of defragmentation"
+    ),
 )
