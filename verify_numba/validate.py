@@ -180,16 +180,18 @@ def _rows(field: str, array: View, multiple: int, widest: int | None = None) -> 
     """Rows of D_QK contiguous numbers, at strides and an address that `multiple`-byte copies can take."""
     if 0 in array.shape:
         return
-    *strides, last = array.strides
-    if last != ITEM_BYTES[array.dtype]:
-        raise VerifyInputError(field, f"strided in its last dimension ({last} bytes)", "contiguous rows")
+    if array.strides[-1] != ITEM_BYTES[array.dtype]:
+        raise VerifyInputError(
+            field, f"strided in its last dimension ({array.strides[-1]} bytes)", "contiguous rows"
+        )
+    strides = [stride for n, stride in zip(array.shape[:-1], array.strides[:-1], strict=True) if n > 1]
     if any(stride % multiple or stride < 0 for stride in (array.address, *strides)):
         raise VerifyInputError(
             field, f"at address {array.address:#x} with byte strides {list(array.strides)}",
             f"an address and strides that are multiples of {multiple} bytes, none negative",
         )  # fmt: skip
-    if widest is not None and strides[0] > widest:
-        raise VerifyInputError(field, f"with a row every {strides[0]} bytes", f"at most {widest}")
+    if widest is not None and max(strides, default=0) > widest:
+        raise VerifyInputError(field, f"with a row every {array.strides[0]} bytes", f"at most {widest}")
     _backed(field, array)
 
 
@@ -208,7 +210,7 @@ def _dense(field: str, array: View, dtype: str) -> None:
     _type(field, array, dtype)
     expected = ITEM_BYTES[dtype]
     for n, stride in zip(reversed(array.shape), reversed(array.strides), strict=True):
-        if n > 1 and stride != expected:
+        if n > 1 and 0 not in array.shape and stride != expected:
             raise VerifyInputError(field, f"with byte strides {list(array.strides)}", "contiguous")
         expected *= n
     _aligned(field, array)
@@ -237,10 +239,11 @@ def _apart(addresses: Addresses, spans: tuple[int, ...]) -> None:
                 )
 
 
-def check_values(batch: VerifyBatch) -> None:
+def check_values(batch: VerifyBatch, T: int | None = None) -> None:
     """Check what the tensors hold: indptrs, slots, the mask's size. Copies them to the host, so it waits for a GPU.
 
-    Raises VerifyInputError. `Verifier.verify` never does this; a wrong slot there reads a wrong row, or faults.
+    T is the most draft tokens that a request may have, as `Verifier` was told. Raises VerifyInputError. `Verifier.verify`
+    never does this: there a wrong slot reads a wrong row, or faults, and draft tokens beyond T get no result.
     """
     views = _check_batch(batch)
     check_scale(batch.sm_scale)
@@ -249,6 +252,9 @@ def check_values(batch: VerifyBatch) -> None:
     qo, kv = (host_array(indptr).astype(np.int64) for indptr in (batch.qo_indptr, batch.kv_indptr))
     _check_indptr("qo_indptr", qo, views.q.shape[0], "draft tokens of q")
     _check_indptr("kv_indptr", kv, len(indices), "entries of kv_indices")
+    if T is not None and np.diff(qo).max(initial=0) > T:
+        b = int(np.diff(qo).argmax())
+        raise VerifyInputError("qo_indptr", f"for {qo[b + 1] - qo[b]} draft tokens in request {b}", f"at most T = {T}")
     used = indices[: kv[-1]]
     bad = np.flatnonzero((used < 0) | (used >= slots))
     if bad.size:

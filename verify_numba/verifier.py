@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 from verify_numba.batch import Parts, VerifyBatch
@@ -94,14 +95,15 @@ class Verifier:
 
 
 def _ordinal(device: str) -> int:
-    if device == "cpu":
+    name = str(device)  # torch.device has these names too
+    if name == "cpu":
         return -1
-    if device == "auto":
+    if name == "auto":
         return 0 if _torch_sees_gpu() else -1
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number == "" or number.isdecimal()):
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", name, re.ASCII)
+    if match is None:
         raise VerifyInputError("device", repr(device), "'auto', 'cpu' or 'cuda:N'")
-    return int(number or 0)
+    return int(match[1] or 0)
 
 
 def _torch_sees_gpu() -> bool:
