@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, SCORE_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -28,14 +28,12 @@ def place_ops(g: Geometry) -> dict[str, Any]:
 
 def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     """Each ring of mbarriers by its name in `SharedMap`: first offset, length, arrivals of a phase."""
-    at, relays = g.shared, SCORE_BUFFERS * g.groups * (g.k_groups - 1)
+    at = g.shared
     return {
         "full": (at.full, g.stages, 1 if g.bulk else WARP),
         "empty": (at.empty, g.stages, VALUE_WARPS),
-        "relay_full": (at.relay_full, relays, 1),
-        "relay_empty": (at.relay_empty, relays, 1),
-        "scores_full": (at.scores_full, PARTNER_BUFFERS, g.groups + (g.cluster == 2)),
-        "scores_empty": (at.scores_empty, SCORE_BUFFERS, g.softmax_warps),
+        "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
+        "scores_empty": (at.scores_empty, 1, g.softmax_warps),
         "weights_full": (at.weights_full, WEIGHT_BUFFERS, g.softmax_warps),
         "weights_empty": (at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),
         "inverse_full": (at.inverse_full, 1, g.softmax_warps),

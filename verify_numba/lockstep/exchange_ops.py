@@ -1,4 +1,4 @@
-"""Scores on their way: between the score warps of a group, to softmax warps, to the partner block."""
+"""Parts of scores on their way from score warps to the softmax warps of both blocks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def my_tiles(g: Geometry, my_tile: int) -> int:
     return min(g.softmax_tiles, g.n_tiles - my_tile)
 
 
+def add_up(parts: list[Floats]) -> Floats:
+    """The sum of the parts, in pairs of neighbours: the order in which a GPU adds them."""
+    while len(parts) > 1:
+        odd = parts[len(parts) - len(parts) % 2 :]
+        parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=False)] + odd
+    return parts[0]
+
+
 def exchange_ops(g: Geometry) -> dict[str, Any]:
     """A tile's scores lie as [n_tiles, 16, 8] float32; a group of row tiles is a run of them."""
     group_shape = (g.group_tiles, TILE, MMA_N)
@@ -29,15 +37,6 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
 
     def by_row_tile(products: Floats) -> Floats:
         return np.ascontiguousarray(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2))
-
-    def from_row_tiles(tiles: Floats) -> Floats:
-        return tiles.transpose(1, 0, 2).reshape(TILE, -1)
-
-    def add_part(products: Floats, relay: int, group: int) -> Floats:
-        """The products and what the warp of the share before left."""
-        before = current().read(group_place(relay, group), np.float32, group_shape)
-        added: Floats = products + from_row_tiles(before)
-        return added
 
     def store_part(products: Floats, scores: int, group: int) -> None:
         current().write(group_place(scores, group), np.float32, group_shape)[:] = by_row_tile(products)
@@ -50,24 +49,23 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         warp.write_async(partner, group_place(scores, group), data.shape, data.copy, partner.mbarrier(bar))
 
     def arm_scores(bar: int) -> None:
-        """Announces the partner's part."""
+        """Announces the partner's parts."""
         if g.cluster == 2:
-            current().arrive_mbarrier(bar, g.score_bytes)
+            current().arrive_mbarrier(bar, g.k_groups * g.score_bytes)
 
     def gather_scores(scores: int, partner: int, me: int) -> Floats:
-        """[16, 8 * softmax_tiles], both blocks' parts added up; zero for a row tile that there is not."""
+        """[16, 8 * softmax_tiles], all parts of both blocks added up; zero for a row tile that there is not."""
         warp = current()
         first = g.softmax_tiles * me
         shape = (my_tiles(g, first), TILE, MMA_N)
-        tiles = warp.read(scores + TILE_BYTES * first, np.float32, shape).copy()
-        if g.cluster == 2:
-            tiles += warp.read(partner + TILE_BYTES * first, np.float32, shape)
+        blocks = (scores, partner) if g.cluster == 2 else (scores,)
+        places = [at + g.score_bytes * part + TILE_BYTES * first for at in blocks for part in range(g.k_groups)]
+        tiles = add_up([warp.read(at, np.float32, shape).copy() for at in places])
         whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
         whole[:, : len(tiles)] = tiles.transpose(1, 0, 2)
         return whole.reshape(TILE, -1)
 
     return {
-        "add_part": add_part,
         "store_part": store_part,
         "send_part": send_part,
         "arm_scores": arm_scores,
