@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import audit_scan
-from harness.audit_limits import LIMITS, blocks_per_sm, static_shared
+from harness.audit_limits import LIMITS, SPILL_FREE_FROM, blocks_per_sm, static_shared
 from harness.audit_tools import BinaryTools
 from harness.errors import UsageError
 from verify_numba.gpu.artifact import Artifact
@@ -122,10 +122,11 @@ def _keep(stem: Path, artifact: Artifact, sass: str) -> None:
 def problems(finding: Finding, spec: KernelSpec) -> list[str]:
     """Every rule that the variant breaks, one sentence each."""
     found = []
-    if finding.spill_stores or finding.spill_loads:
-        found.append(f"spills: {finding.spill_stores} B stored, {finding.spill_loads} B loaded")
-    if finding.local or finding.counts["local"]:
-        found.append(f"local memory: {finding.local} B a thread, {finding.counts['local']} instructions")
+    if finding.cc >= SPILL_FREE_FROM:
+        if finding.spill_stores or finding.spill_loads:
+            found.append(f"spills: {finding.spill_stores} B stored, {finding.spill_loads} B loaded")
+        if finding.local or finding.counts["local"]:
+            found.append(f"local memory: {finding.local} B a thread, {finding.counts['local']} instructions")
     if finding.registers > spec.max_registers:
         found.append(f"{finding.registers} registers, more than the {spec.max_registers} of its spec")
     if finding.smem > finding.smem_limit:

@@ -154,6 +154,12 @@ def test_every_rule_is_a_problem_of_its_own(change, words):
     assert words in found
 
 
+def test_before_9_0_a_spill_is_shown_and_no_failure():
+    spilling = dataclasses.replace(CLEAN, spill_stores=4, local=16)
+    assert problems(dataclasses.replace(spilling, cc=(8, 9)), toy_variants.CLEAN) == []
+    assert len(problems(dataclasses.replace(spilling, cc=(9, 0)), toy_variants.CLEAN)) == 2
+
+
 def test_a_form_without_clusters_is_needed_everywhere_and_one_with_from_9_0_on():
     single, pair = toy_variants.CLEAN, toy_variants.CLUSTER
     assert missing([single, pair], (8, 6)) == missing([single, pair], (12, 0)) == []
