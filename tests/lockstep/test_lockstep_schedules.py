@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cases import SyntheticBatch, make_batch
-from tests.lockstep.support import BY_NAME, Result, run
-from verify_numba.geometry import VALUE_WARPS, Geometry
+from tests.cases import make_batch
+from tests.lockstep.support import BY_NAME, Array, Result, run
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, VALUE_WARPS, Geometry
 from verify_numba.lockstep import LockstepError, RaceError
 from verify_numba.lockstep.control_ops import barrier_rings
 from verify_numba.lockstep.machine import Block, Warp, current
 
 CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
+SCORE_WARPS = range(VALUE_WARPS, CLUSTER.first_softmax_warp)
 FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
 BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=4)
 """More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap."""
@@ -26,8 +28,6 @@ SEEDS = 6
 WAITS = [
     ("full", "score"),
     ("empty", "copy"),
-    ("relay_full", "score"),
-    ("relay_empty", "score"),
     ("scores_full", "softmax"),
     ("scores_empty", "score"),
     ("weights_full", "value"),
@@ -66,7 +66,7 @@ def test_several_workers_in_any_order(g: Geometry) -> None:
         )
 
 
-@FORMS
+@pytest.mark.parametrize("g", (*CLUSTER_FORMS, *SINGLE_FORMS), ids=lambda g: g.name)
 def test_score_warps_far_apart(g: Geometry) -> None:
     expected = run(PREFIXES, g, workers=1, parts="PREFIX", check_races=True)
     for seed in range(SEEDS):
@@ -98,10 +98,10 @@ def without_wait(g: Geometry, ring: str, role: str) -> Iterator[None]:
         yield
 
 
-def is_noticed(batch: SyntheticBatch, parts: str, g: Geometry, expected: Result, seed: int) -> bool:
+def is_noticed(g: Geometry, expected: Result, seed: int, **options: Any) -> bool:
     """Whether an adversarial run ends with an error or another result."""
     try:
-        found = run(batch, g, workers=1, parts=parts, seed=seed, adversarial=True)
+        found = run(BATCH, g, workers=1, seed=seed, adversarial=True, **options)
     except LockstepError:
         return True
     return not found.same_bits(expected)
@@ -109,13 +109,48 @@ def is_noticed(batch: SyntheticBatch, parts: str, g: Geometry, expected: Result,
 
 @FORMS
 @pytest.mark.parametrize(("ring", "role"), WAITS, ids=[f"{role}-{ring}" for ring, role in WAITS])
-def test_a_missing_wait_is_noticed(g: Geometry, ring: str, role: str) -> None:
-    batch, parts = (PREFIXES, "PREFIX") if ring == "relay_empty" else (BATCH, "ALL")
-    expected = run(batch, g, workers=1, parts=parts)
+def test_a_missing_wait_is_noticed(g: Geometry, ring: str, role: str, clean: dict[Geometry, Result]) -> None:
+    expected = clean[g]
     with without_wait(g, ring, role):
-        assert any(is_noticed(batch, parts, g, expected, seed) for seed in range(2 * SEEDS))
+        assert any(is_noticed(g, expected, seed) for seed in range(2 * SEEDS))
         with pytest.raises(LockstepError):  # in the first order there is, whatever comes out
-            run(batch, g, workers=1, parts=parts, check_races=True)
+            run(BATCH, g, workers=1, check_races=True)
+
+
+@pytest.mark.parametrize("g", CLUSTER_FORMS, ids=lambda g: g.name)
+def test_one_buffer_for_the_partners_parts_would_be_too_few(g: Geometry) -> None:
+    """Without a credit from the partner, two are what keeps its parts from being overwritten."""
+    partner, size = g.shared.partner, g.k_groups * g.score_bytes
+
+    def change(ops: SimpleNamespace) -> None:
+        send_part, gather_scores = ops.send_part, ops.gather_scores
+
+        def send(products: Array, scores: int, *rest: int) -> None:
+            send_part(products, partner + (scores - partner) % size, *rest)
+
+        ops.send_part = send
+        ops.gather_scores = lambda scores, _, me: gather_scores(scores, partner, me)
+
+    expected = run(BATCH, g, workers=1)
+    assert any(is_noticed(g, expected, seed, change=change) for seed in range(2 * SEEDS))
+    with pytest.raises(RaceError, match="a copy that completes at scores_full"):
+        for seed in range(2 * SEEDS):
+            run(BATCH, g, workers=1, seed=seed, check_races=True, change=change)
+
+
+@pytest.mark.parametrize("lost", [0, -1])
+def test_a_part_that_is_not_sent_is_noticed(lost: int) -> None:
+    def change(ops: SimpleNamespace) -> None:
+        send_part = ops.send_part
+
+        def send(products: Array, scores: int, *rest: int) -> None:
+            if current().index != SCORE_WARPS[lost]:
+                send_part(products, scores, *rest)
+
+        ops.send_part = send
+
+    with pytest.raises(LockstepError, match=r"scores_full\[0\] .* bytes are missing"):
+        run(BATCH, CLUSTER, workers=1, change=change)
 
 
 @FORMS

@@ -11,9 +11,10 @@ from tests.lockstep.support import Array, inside
 from tests.lockstep.tiles import BF16, ODD, floats, put_stage
 from tests.trees import tree_mask
 from verify_numba.dims import D_QK, D_V
-from verify_numba.geometry import TILE, Geometry
+from verify_numba.geometry import CLUSTER_FORMS, TILE, Geometry
 from verify_numba.kernels.work import CHAIN, QLEN_ONLY
 from verify_numba.lockstep import GlobalMemory
+from verify_numba.lockstep.exchange_ops import add_up
 from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.score_ops import keep_first, keep_seen
 from verify_numba.lockstep.softmax_ops import exceeds, exponents, grow, rescale
@@ -60,42 +61,45 @@ class TestQueriesAndScores:
 
         inside(form, body)
 
-    def test_a_part_is_added_to_the_one_before(self, form: Geometry) -> None:
-        first, second = floats(4, 2, TILE, 8 * form.group_tiles)
-
-        def body(ops: Any) -> None:
-            for group in range(form.groups):
-                ops.store_part(first, form.shared.scores, group)
-                assert np.array_equal(ops.add_part(second, form.shared.scores, group), first + second)
-
-        inside(form, body)
-
-    def test_softmax_warps_gather_the_scores_of_both_blocks(self, form: Geometry) -> None:
-        g = form
-        scores = floats(4, g.cluster, TILE, g.rows)
-        whole = scores.sum(axis=0)
+    def test_softmax_warps_gather_the_parts_of_both_blocks(self, form: Geometry) -> None:
+        g, at = form, form.shared
+        parts = floats(4, g.cluster, g.k_groups, TILE, g.rows)
 
         def body(ops: Any) -> None:
             warp = current()
-            rank, at, bar = warp.block.x, g.shared, g.shared.scores_full
-            warp.block.init_mbarrier(bar, 1 + (g.cluster == 2), "scores_full")
+            rank, bar = warp.block.x, g.shared.scores_full
+            warp.block.init_mbarrier(bar, g.score_warps + (g.cluster == 2), "scores_full")
             warp.sync(warp.cluster.all_warps)
-            for group in range(g.groups):
-                part = scores[rank, :, 8 * g.group_tiles * group :][:, : 8 * g.group_tiles]
+            for group, part in np.ndindex(g.groups, g.k_groups):
+                mine = parts[rank, part, :, 8 * g.group_tiles * group :][:, : 8 * g.group_tiles]
                 if g.cluster == 2:
-                    ops.send_part(part, at.partner, bar, group, rank)
-                ops.store_part(part, at.scores, group)
+                    ops.send_part(mine, at.partner + g.score_bytes * part, bar, group, rank)
+                ops.store_part(mine, at.scores + g.score_bytes * part, group)
+                ops.arrive(bar)
             ops.arm_scores(bar)
-            ops.arrive(bar)
             ops.wait_cluster(bar, 0)
+            whole = parts.sum(axis=(0, 1), dtype=np.float64)
             for me in range(g.softmax_warps):
                 found = ops.gather_scores(at.scores, at.partner, me)
                 mine = whole[:, 8 * g.softmax_tiles * me :][:, : 8 * g.softmax_tiles]
                 assert found.shape == (TILE, 8 * g.softmax_tiles)
-                assert np.array_equal(found[:, : mine.shape[1]], mine)
+                assert np.allclose(found[:, : mine.shape[1]], mine, rtol=1e-5, atol=1e-5)
                 assert not found[:, mine.shape[1] :].any()
 
         inside(form, body)
+
+    @pytest.mark.parametrize("g", CLUSTER_FORMS, ids=lambda g: g.name)
+    def test_both_blocks_have_the_same_sums(self, g: Geometry) -> None:
+        """Bit for bit, though each adds its own parts first: otherwise their columns would differ in weights."""
+        first, second = floats(5, 2, g.k_groups, TILE, 8)
+        assert np.array_equal(add_up([*first, *second]), add_up([*second, *first]))
+
+    def test_parts_are_added_in_pairs(self) -> None:
+        parts: Array = np.array([2**24, 1, 1, -(2**24), 3], np.float32)
+        pairs = (parts[0] + parts[1]) + (parts[2] + parts[3])
+        assert add_up([*parts]) == pairs + parts[4]
+        assert add_up([*parts]) != sum(parts)
+        assert add_up([*parts[:1]]) == parts[0]
 
     def test_values_that_are_not_finite_become_zero(self, form: Geometry) -> None:
         columns = form.value_columns + form.rope_columns
