@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from verify_numba.arrays import same_metadata
@@ -23,7 +24,7 @@ class Binder:
     def __init__(self, *, max_bs: int, T: int, H: int, device: int):
         self._limits = {"max_bs": max_bs, "T": T, "H": H, "device": device}
         self._kind: tuple[Any, ...] = ()
-        self._same = same_metadata(())
+        self._same: Callable[..., bool]
         self._form: Form
 
     def bind(self, batch: VerifyBatch, out: Any, lse: Any | None) -> Bound:

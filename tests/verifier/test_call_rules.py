@@ -1,4 +1,4 @@
-"""Each rule of a call that shapes, types, strides and places decide: broken alone, in NumPy arrays and torch tensors."""
+"""Each rule about shapes, types, strides and places, broken alone, in NumPy arrays and in torch tensors."""
 
 from __future__ import annotations
 

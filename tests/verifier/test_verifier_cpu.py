@@ -1,4 +1,4 @@
-"""`Verifier` on the CPU: NumPy arrays and torch tensors alike, what it accepts, what it refuses, what it leaves alone."""
+"""`Verifier` on the CPU: NumPy arrays and torch tensors alike; what it takes, refuses and leaves alone."""
 
 from __future__ import annotations
 
