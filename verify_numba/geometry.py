@@ -21,9 +21,9 @@ MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
 PARTNER_BUFFERS = 2
-"""Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a block
-sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score warps have sent tile
-t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
+"""Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a
+block sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score warps have
+sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
@@ -32,7 +32,7 @@ COLUMN_GROUP = 32
 
 @dataclass(frozen=True)
 class Geometry:
-    """One kernel variant: `cluster` blocks a latent row (1 or 2), `n_tiles` groups of eight query rows, `stages` tiles."""
+    """One kernel variant: `cluster` blocks a latent row (1 or 2), `n_tiles` groups of eight rows, `stages` tiles."""
 
     cluster: int
     n_tiles: int

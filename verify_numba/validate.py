@@ -242,8 +242,9 @@ def _apart(addresses: Addresses, spans: tuple[int, ...]) -> None:
 def check_values(batch: VerifyBatch, T: int | None = None) -> None:
     """Check what the tensors hold: indptrs, slots, the mask's size. Copies them to the host, so it waits for a GPU.
 
-    T is the most draft tokens that a request may have, as `Verifier` was told. Raises VerifyInputError. `Verifier.verify`
-    never does this: there a wrong slot reads a wrong row, or faults, and draft tokens beyond T get no result.
+    T is the most draft tokens that a request may have, as `Verifier` was told. Raises VerifyInputError.
+    `Verifier.verify` never does this: there a wrong slot reads a wrong row, or faults, and draft tokens beyond T get no
+    result.
     """
     views = _check_batch(batch)
     check_scale(batch.sm_scale)

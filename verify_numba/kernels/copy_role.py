@@ -1,4 +1,4 @@
-"""The copy warps: slot numbers to pool rows, pool rows to the ring of stages, well ahead of the warps that read them."""
+"""The copy warps: slot numbers to pool rows, pool rows to the ring of stages, well ahead of the warps that read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def make_copy_role(g: Geometry, ops: Any) -> Any:
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             if first < last and block.row0 < request.T * batch.H:
                 # Lanes 0..15 hold the slots of one tile, lanes 16..31 those of the next; the pair after is on its way.
-                # Two copy warps take turns, tile by tile, across requests too: a warp that passed over many tiles without
-                # a wait could be two rounds ahead of a stage, and take the parity of an older phase for the one it needs.
+                # Two copy warps take turns, tile by tile, across requests too: a warp that passed over many tiles
+                # without a wait could be two rounds ahead of a stage, and take the parity of an older phase for the
+                # one it needs.
                 following = load_slots(batch, request, first, last)
                 for pair in range(first, last, 2):
                     slots = following

@@ -1,5 +1,5 @@
-"""The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns, and has a part of
-the scores for the softmax warps of both blocks."""
+"""The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns, and has a
+part of the scores for the softmax warps of both blocks."""
 
 from __future__ import annotations
 

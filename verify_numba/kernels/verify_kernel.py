@@ -12,8 +12,8 @@ Inside a block the warps have four roles, joined by mbarriers in shared memory:
     softmax both blocks' parts added up, the mask, the online softmax -> weights P
     value   O = alpha O + V^T P
 
-A block ends when its value warps have their last weights. By then it has received all that its partner sends, so nothing
-can arrive at a block that has ended, and no barrier is needed at the end.
+A block ends when its value warps have their last weights. By then it has received all that its partner sends, so
+nothing can arrive at a block that has ended, and no barrier is needed at the end.
 
 The method is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) split over the keys (Flash-Decoding,
 Dao et al. 2023); O is rescaled only when a maximum has grown by more than 2^8. The same source runs on a CPU: `ops`

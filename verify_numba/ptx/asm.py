@@ -26,7 +26,9 @@ def asm(b: Any, ret: Any, text: str, constraints: str, args: Sequence[Any], vola
     return b.call(ir.InlineAsm(function, text, constraints, side_effect=volatile), list(args))
 
 
-def asm_many(b: Any, kind: Any, n: int, text: str, constraints: str, args: Sequence[Any], volatile: bool = True) -> list[Any]:
+def asm_many(
+    b: Any, kind: Any, n: int, text: str, constraints: str, args: Sequence[Any], volatile: bool = True
+) -> list[Any]:
     """As `asm`, with n results of one type."""
     if n == 1:
         return [asm(b, kind, text, constraints, args, volatile)]
@@ -73,7 +75,7 @@ def instruction(ret: Any, arg_types: Sequence[Any], text: str, constraints: str,
 
 
 def tile_op(ret: Any, arg_types: Sequence[Any], body: Callable[..., Any]) -> Any:
-    """An intrinsic whose code is `body(b, *args)`: it returns a list for a tile, a value for a scalar, None for void."""
+    """An intrinsic whose code is `body(b, *args)`: that returns a list for a tile, a value for a scalar, else None."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         result = body(b, *args)
@@ -97,7 +99,8 @@ def by_arity(n: int, answer: Callable[[], Any]) -> Any:
 
 def ldmatrix(b: Any, address: Any, offset: int, n: int, trans: bool = False) -> list[Any]:
     registers = ",".join(f"${i}" for i in range(n))
-    text = f"ldmatrix.sync.aligned.m8n8.x{n}{'.trans' if trans else ''}.shared.b16 {{{registers}}}, [${n}{plus(offset)}];"
+    form = f"x{n}{'.trans' if trans else ''}"
+    text = f"ldmatrix.sync.aligned.m8n8.{form}.shared.b16 {{{registers}}}, [${n}{plus(offset)}];"
     return asm_many(b, I32, n, text, ",".join(["=r"] * n + ["r", "~{memory}"]), [address])
 
 
@@ -182,7 +185,8 @@ def store_shared(b: Any, address: Any, offset: int, values: Sequence[Any], flag:
     data = f"{{{regs}}}" if n > 1 else regs
     constraints = ",".join(["r"] + [kind] * n)
     if flag is None:
-        asm(b, VOID, f"st.shared{width}.b32 [$0{plus(offset)}], {data};", constraints + ",~{memory}", [address, *values])
+        text = f"st.shared{width}.b32 [$0{plus(offset)}], {data};"
+        asm(b, VOID, text, constraints + ",~{memory}", [address, *values])
     else:
         text = f"{{.reg .pred p; setp.ne.s32 p, ${n + 1}, 0; @p st.shared{width}.b32 [$0{plus(offset)}], {data};}}"
         asm(b, VOID, text, constraints + ",r,~{memory}", [address, *values, flag])

@@ -11,9 +11,7 @@ from numba.cuda.extending import intrinsic
 
 from verify_numba.geometry import PARTNER_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
-from verify_numba.ptx.asm import (
-    I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void,
-)  # fmt: skip
+from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
 device = cuda.jit(device=True, inline="always")
 
@@ -179,7 +177,9 @@ def request_span(batch, b, workers):
 def _init(b: Any, address: Any, offset: int, n: int, arrivals: int) -> None:
     """n barriers, one a lane."""
     if n and arrivals:
-        text = "{.reg .pred p; setp.lt.s32 p, $1, %d; @p mbarrier.init.shared.b64 [$0+%d], %d;}" % (n, offset, arrivals)
+        text = (
+            f"{{.reg .pred p; setp.lt.s32 p, $1, {n}; @p mbarrier.init.shared.b64 [$0+{offset}], {arrivals};}}"
+        )
         asm(b, VOID, text, "r,r,~{memory}", [b.add(address, b.mul(lane_id(b), integer(8))), lane_id(b)])
 
 
@@ -219,8 +219,8 @@ def control_ops(g: Geometry) -> SimpleNamespace:
 
     arrive = tile_op(void, [i32], arrive_warp)
     wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
-    # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it without
-    # the cache invalidation that an unrestricted one compiles to.
+    # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it
+    # without the cache invalidation that an unrestricted one compiles to.
     wait_partner = tile_op(
         void, [i32, i32],
         lambda b, bar, parity: spin(b, bar, parity, "mbarrier.try_wait.parity.relaxed.cluster.shared::cta",
@@ -256,7 +256,8 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index, load_count=load_count,
         first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
-        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait, wait_cluster=wait_partner if clustered else wait,
+        init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,
+        wait_cluster=wait_partner if clustered else wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
         # The next kernel may be set up from now on; it waits for this one's end before it reads results.
         release_next=blank_or("griddepcontrol.launch_dependents;" if clustered else ""),

@@ -83,7 +83,8 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
         rope = b.add(b.add(stage, b.mul(token, integer(g.row_stride))), chunk)
         step = 32 // lanes_a_row
         for first in range(0, TILE, step):
-            source = b.add(row(b.add(token, integer(first))), b.sext(b.add(chunk, b.mul(rank, integer(rope_bytes))), I64))
+            column = b.sext(b.add(chunk, b.mul(rank, integer(rope_bytes))), I64)
+            source = b.add(row(b.add(token, integer(first))), column)
             copy16(rope, source, first * g.row_stride + value_bytes, 2 * D_V)
         asm(b, VOID, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [full])
 

@@ -40,7 +40,6 @@ from verify_numba.ptx.asm import (
 from verify_numba.ptx.control import block_x, device, lane, load_count, request_span, row_block, shared_base, warp_id
 from verify_numba.ptx.softmax import FLT_MAX
 
-
 part_t = tile(f32, PART_WORDS)
 merged_t = tile(f32, 2)
 """(value, log2-sum-exp) of one element: warp w of the merge owns element w of every lane."""
@@ -63,7 +62,8 @@ def _load_part(b: Any, lse_at: Any, o_at: Any, flag: Any) -> tuple[list[Any], li
     """A part's two log-sum-exps and eight values; -inf and 0 where the flag is not set."""
     low = "0fFF800000"
     text = (
-        f"{{.reg .pred p; setp.ne.s32 p, $3, 0; mov.b32 $0, {low}; mov.b32 $1, {low}; @p ld.global.v2.f32 {{$0,$1}}, [$2];}}"
+        f"{{.reg .pred p; setp.ne.s32 p, $3, 0; mov.b32 $0, {low}; mov.b32 $1, {low}; "
+        "@p ld.global.v2.f32 {$0,$1}, [$2];}"
     )
     lse = asm_many(b, F32, 2, text, "=&f,=&f,l,r", [lse_at, flag])
     values = []

@@ -167,7 +167,8 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         places = [place(b, block, index) for block in blocks]
         parts = [load_tiles(b, at, mine, g.score_bytes * part) for at in places for part in range(g.k_groups)]
         while len(parts) > 1:
-            pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(parts[::2], parts[1::2], strict=False)]
+            neighbours = zip(parts[::2], parts[1::2], strict=False)
+            pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in neighbours]
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
         out = parts[0]
         if not uneven:

@@ -80,7 +80,9 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         return out
 
     def pairwise(body: Any) -> Any:
-        return lambda b, x, y: [body(b, u, v) for u, v in zip(unpack(b, x, n_state), unpack(b, y, n_state), strict=True)]
+        return lambda b, x, y: [
+            body(b, u, v) for u, v in zip(unpack(b, x, n_state), unpack(b, y, n_state), strict=True)
+        ]
 
     def add_sums_body(b: Any, sums: Any, p: Any) -> list[Any]:
         p = unpack(b, p, n_scores)
@@ -138,7 +140,8 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             inside = b.zext(b.icmp_signed("<", b.add(my_row, local), rows), I32)
             flag = b.and_(less(b, lanes, 4), inside)
             at = b.add(pointer, b.mul(b.sext(local, pointer.type), wide(4)))
-            asm(b, VOID, "{.reg .pred p; setp.ne.s32 p, $2, 0; @p st.global.f32 [$0], $1;}", "l,f,r,~{memory}", [at, lse, flag])
+            store = "{.reg .pred p; setp.ne.s32 p, $2, 0; @p st.global.f32 [$0], $1;}"
+            asm(b, VOID, store, "l,f,r,~{memory}", [at, lse, flag])
 
     store_lse_at = tile_op(void, [i64, state_t, state_t, i32, i32, i32], store_lse_body)
 
