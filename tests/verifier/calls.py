@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -99,6 +98,3 @@ def refused(call: Call, field: str, *words: str) -> None:
         assert caught.value.field == field
         for word in (f"{field} is ", ", expected ", *words):
             assert word in str(caught.value)
-
-
-Change = Callable[[np.ndarray], Any]
