@@ -68,7 +68,7 @@ def attend(call: SlotCall, out: torch.Tensor) -> None:
         start, end = int(call.kv_indptr[b]), int(call.kv_indptr[b + 1])
         T, length = rows.stop - rows.start, end - start
         keys = torch.cat([call.k_buffer[call.kv_indices[start:end]], call.k[rows]])[:, 0].float()
-        seen = torch.ones(T, length + T, dtype=torch.bool)
+        seen = torch.ones(T, length + T, dtype=torch.bool, device=call.q.device)
         seen[:, length:] = _tree_of(call, b, T, length)
         scores = torch.einsum("thd,jd->thj", call.q[rows].float(), keys) * call.sm_scale
         weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
@@ -77,7 +77,7 @@ def attend(call: SlotCall, out: torch.Tensor) -> None:
 
 def _tree_of(call: SlotCall, b: int, T: int, length: int) -> torch.Tensor:
     if call.custom_mask is None:
-        return torch.ones(T, T, dtype=torch.bool).tril()
+        return torch.ones(T, T, dtype=torch.bool, device=call.q.device).tril()
     start = int(call.mask_indptr[b])
     cells = call.custom_mask[start : start + T * (length + T)].bool()
     return cells.view(T, length + T)[:, length:]
