@@ -97,7 +97,7 @@ def make_plan(
         _check("nsplit", nsplit, 1, 1024)
     geometry = min(_forms(form, cc), key=lambda g: _row_blocks(g, T * H) * (FIXED_COST + g.n_tiles))
     row_blocks = _row_blocks(geometry, T * H)
-    workers = nsplit or _workers(sm_count // geometry.cluster, row_blocks)
+    workers = nsplit or _workers(max(1, sm_count // geometry.cluster), row_blocks)
     return VerifyPlan(max_bs, T, H, geometry, row_blocks, workers, min_tiles=1 if nsplit else MIN_TILES)
 
 
