@@ -45,7 +45,7 @@ def test_ci_runs_the_commands_of_the_readme(name):
     """`.ci/run` takes the line that follows the marker; there is one marker and one line each."""
     (block,) = re.findall(rf"^<!-- command: {name} -->\n```sh\n(.*?)```$", README.read_text(), re.M | re.S)
     assert len(block.splitlines()) == 1 and block.startswith("python3 -m venv .venv && ")
-    assert re.findall(r"^run_readme_command (\w+)$", CI, re.M).count(name) == 1
+    assert re.findall(r"^stage run_readme_command (\w+)$", CI, re.M).count(name) == 1
 
 
 def test_the_example_runs():
