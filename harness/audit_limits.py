@@ -40,8 +40,8 @@ LIMITS: dict[ComputeCapability, Limits] = {
 """The audited architectures. The blocks of (8, 9) and (12, 0) may have 101,376 bytes."""
 
 SPILL_FREE_FROM: ComputeCapability = (9, 0)
-"""A spill fails the audit from here on. Before, the assembler calls helper functions around warp-wide instructions where it
-cannot prove that a warp is together, and saves registers over those calls: shown in the table, not a failure."""
+"""A spill fails the audit from here on. Before, the assembler calls helper functions around warp-wide instructions
+where it cannot prove that a warp is together, and saves registers over those calls: shown, not a failure."""
 
 CUBIN_COUNTS_SYSTEM_SHARED: ComputeCapability = (9, 0)
 """From here on the shared memory written in a cubin includes the system's part, if the kernel uses any."""
