@@ -48,6 +48,7 @@ COMMANDS = (
         "harness.audit",
         "compile every kernel for every architecture and judge the code, without a GPU",
     ),
+    Command("model", "harness.model", "predict a verify step on compute capability 12.0, or check the prediction"),
     Command("doctor", "harness.doctor_command", "say what this machine can run and why"),
     Command(
         "bench-context",
