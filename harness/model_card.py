@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import UsageError
 
 HALF_RATE, FULL_RATE = 512, 1024
-"""bf16 operations a clock and SM through mma.sync with float32 sums. Assumed: half the rate on GeForce, all on RTX PRO."""
+"""bf16 operations a clock and SM through mma.sync with float32 sums. Assumed: half on GeForce, all on RTX PRO."""
 
 
 @dataclass(frozen=True)
