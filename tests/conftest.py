@@ -7,6 +7,11 @@ import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: how long an example may take is nothing that a test here is about.
+settings.register_profile("verify-numba", deadline=None)
+settings.load_profile("verify-numba")
 
 SOURCES = "VERIFY_NUMBA_TEST_SGLANG"
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
@@ -164,20 +165,20 @@ def test_a_full_disk_stops_capturing_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_no_call_waits_for_the_disk(tmp_path, monkeypatch):
-    slow = capture_writer.save_case
+    save, disk = capture_writer.save_case, threading.Event()
 
-    def save(*args, **kwargs):
-        time.sleep(0.3)
-        slow(*args, **kwargs)
+    def waits_for_the_disk(*args, **kwargs):
+        assert disk.wait(60)
+        save(*args, **kwargs)
 
-    monkeypatch.setattr(capture_writer, "save_case", save)
+    monkeypatch.setattr(capture_writer, "save_case", waits_for_the_disk)
     calls = layers(1)
     capture, current = capturing(calls, tmp_path)
     slot = make_slot(Mode.ON, calls=calls, capture=capture)
-    started = time.monotonic()
-    for _ in range(5):
+    for _ in range(5):  # a call that waited would wait for ever: the disk comes back only afterwards
         serve(slot, current, calls)
-    assert time.monotonic() - started < 0.3
+    assert not list(tmp_path.glob("*.safetensors"))
+    disk.set()
     assert settled(capture, 5) == {"written": 2, "busy": 3}
 
 
