@@ -112,5 +112,3 @@ def _torch_sees_gpu() -> bool:
     except ImportError:
         return False
     return bool(torch.cuda.is_available())
-
-

@@ -113,15 +113,6 @@ def mma(b: Any, a: Sequence[Any], bb: Sequence[Any], c: Sequence[Any]) -> list[A
     return asm_many(b, F32, 4, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [*a, *bb, *c], volatile=False)
 
 
-def mma_if(b: Any, a: Sequence[Any], bb: Sequence[Any], c: Sequence[Any], flag: Any) -> list[Any]:
-    """As `mma` where the warp-uniform flag is set; otherwise C."""
-    text = (
-        "{.reg .pred p; setp.ne.s32 p, $10, 0; "
-        "@p mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$0,$1,$2,$3};}"
-    )
-    return asm_many(b, F32, 4, text, "=f,=f,=f,=f,r,r,r,r,r,r,r,0,1,2,3", [*a, *bb, flag, *c], volatile=False)
-
-
 def ex2(b: Any, x: Any) -> Any:
     return asm(b, F32, "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], volatile=False)
 
@@ -170,10 +161,6 @@ def anew(b: Any, x: Any) -> Any:
 def less(b: Any, x: Any, bound: int) -> Any:
     """1 where x < bound, as a 32-bit flag for predicated asm."""
     return b.zext(b.icmp_signed("<", x, integer(bound)), I32)
-
-
-def both(b: Any, x: Any, y: Any) -> Any:
-    return b.and_(x, y)
 
 
 def store_shared(b: Any, address: Any, offset: int, values: Sequence[Any], flag: Any | None = None) -> None:

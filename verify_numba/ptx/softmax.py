@@ -166,4 +166,3 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         store_inverse=tile_op(void, [i32, state_t, i32], store_inverse_body),
         store_lse=store_lse,
     )  # fmt: skip
-
