@@ -45,9 +45,7 @@ class Geometry:
     softmax_tiles: int = 2
     """n8 tiles of query rows that one softmax warp takes from scores to weights."""
     copy_warps: int = 1
-    bulk: bool = False
-    chains: int = 1
-    """Independent sums a row tile, so that an mma need not wait for the one before."""
+    """One, or two that take turns tile by tile."""
 
     @property
     def name(self) -> str:
@@ -121,11 +119,6 @@ class Geometry:
     @property
     def stage_bytes(self) -> int:
         return TILE * self.row_stride
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes that arrive in one stage."""
-        return TILE * 2 * (self.value_columns + self.rope_columns)
 
     @property
     def weight_bytes(self) -> int:

@@ -138,7 +138,7 @@ def test_copy_rows_brings_each_block_its_columns(form: Geometry) -> None:
 
     def body(ops: SimpleNamespace) -> None:
         g, rank = form, current().block.x
-        current().block.init_mbarrier(g.shared.full + 8, 1 if g.bulk else 32, "full[1]")
+        current().block.init_mbarrier(g.shared.full + 8, 32, "full[1]")
         ops.copy_rows(
             g.shared.stage + g.stage_bytes, g.shared.full + 8, address, pool.strides[0], slots, 1, rank
         )  # fmt: skip

@@ -174,20 +174,17 @@ def test_a_start_without_waiting_for_the_barriers_is_noticed(g: Geometry) -> Non
 
 
 @FORMS
-def test_a_copy_of_too_few_bytes_is_noticed(g: Geometry) -> None:
-    """The barrier of a stage must count what is copied."""
+def test_a_stage_that_waits_for_one_more_arrival_is_noticed(g: Geometry) -> None:
+    """The barrier of a stage must count the lanes that copy."""
 
     def change(ops: SimpleNamespace) -> None:
         copy_rows = ops.copy_rows
 
-        def short(stage: int, full: int, *rest: object) -> None:
-            if g.bulk:
-                current().block.mbarrier(full).expect(16)
-            else:
-                current().block.mbarrier(full).count += 1
+        def demanding(stage: int, full: int, *rest: object) -> None:
+            current().block.mbarrier(full).count += 1
             copy_rows(stage, full, *rest)
 
-        ops.copy_rows = short
+        ops.copy_rows = demanding
 
     with pytest.raises(LockstepError, match="no warp can run|pending"):
         run(BATCH, g, workers=1, change=change)

@@ -30,7 +30,7 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     """Each ring of mbarriers by its name in `SharedMap`: first offset, length, arrivals of a phase."""
     at = g.shared
     return {
-        "full": (at.full, g.stages, 1 if g.bulk else WARP),
+        "full": (at.full, g.stages, WARP),
         "empty": (at.empty, g.stages, VALUE_WARPS),
         "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
         "scores_empty": (at.scores_empty, 1, g.softmax_warps),

@@ -51,8 +51,6 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
         value, rope = source + rank * value_bytes, source + 2 * D_V + rank * rope_bytes
         memory.check_rows(value, value_bytes, COPY_ALIGN)
         memory.check_rows(rope, rope_bytes, COPY_ALIGN)
-        if g.bulk:
-            warp.arrive_mbarrier(full, g.copy_bytes)
 
         def fetch() -> Bytes:
             columns = ((value, value_bytes), (rope, rope_bytes))
@@ -60,7 +58,7 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
                 [memory.load_rows(at, nbytes, COPY_ALIGN) for at, nbytes in columns], axis=1
             )
 
-        # The bytes of bulk copies are counted; of other copies, each lane's end with one arrival.
+        # The copies of each lane end with one arrival.
         warp.write_async(
             warp.block,
             stage,
@@ -68,7 +66,7 @@ def copy_ops(g: Geometry) -> dict[str, Any]:
             fetch,
             warp.block.mbarrier(full),
             stride=g.row_stride,
-            arrivals=0 if g.bulk else WARP,
+            arrivals=WARP,
         )
 
     return {"load_slots": load_slots, "copy_rows": copy_rows}

@@ -28,13 +28,7 @@ count_lanes = instruction(
     i32, [i32],
     "{.reg .pred p; .reg .b32 t; setp.ne.s32 p, $1, 0; vote.sync.ballot.b32 t, p, -1; popc.b32 $0, t;}", "=r,r",
 )  # fmt: skip
-any_lane = instruction(
-    i32, [i32],
-    "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}", "=r,r",
-)  # fmt: skip
 cluster_rank = instruction(i32, [], "mov.u32 $0, %cluster_ctarank;", "=r", volatile=False)
-
-
 quotient = tile_op(i32, [i32, i32], lambda b, x, y: b.udiv(x, y))
 """x // y of non-negative 32-bit integers; Numba's own operators work in 64 bits."""
 remainder = tile_op(i32, [i32, i32], lambda b, x, y: b.urem(x, y))
@@ -205,7 +199,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     at, clustered = g.shared, g.cluster == 2
 
     def init_body(b: Any, base: Any) -> None:
-        _init(b, base, at.full, g.stages, 1 if g.bulk else 32)
+        _init(b, base, at.full, g.stages, 32)
         _init(b, base, at.empty, g.stages, VALUE_WARPS)
         _init(b, base, at.scores_full, PARTNER_BUFFERS, g.score_warps + clustered)
         _init(b, base, at.scores_empty, 1, g.softmax_warps)

@@ -37,27 +37,7 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
         # Volatile, so that the wait for the slot stands here, at its use, and not right behind its load.
         return asm(b, I64, "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [slot, b.trunc(stride, I32), rows])
 
-    def bulk(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
-        """One bulk copy for a row's value columns, one for its rope columns; a lane a row."""
-        me = lane_id(b)
-        mine = b.zext(b.icmp_signed("==", b.ashr(me, integer(4)), half), I32)
-        text = (
-            "{.reg .pred p; setp.eq.s32 p, $1, 0; "
-            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.copy_bytes};}} bar.warp.sync -1;"
-        )
-        asm(b, VOID, text, "r,r,~{memory}", [full, me])
-        source = row_address(b, rows, slots, stride)
-        value = b.add(source, b.sext(b.mul(rank, integer(value_bytes)), I64))
-        rope = b.add(source, b.sext(b.add(b.mul(rank, integer(rope_bytes)), integer(2 * D_V)), I64))
-        target = b.add(stage, b.mul(b.and_(me, integer(TILE - 1)), integer(g.row_stride)))
-        copy = "@p cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes"
-        text = (
-            f"{{.reg .pred p; setp.ne.s32 p, $4, 0; {copy} [$0], [$1], {value_bytes}, [$3]; "
-            f"{copy} [$0+{value_bytes}], [$2], {rope_bytes}, [$3];}}"
-        )
-        asm(b, VOID, text, "r,l,l,r,r,~{memory}", [target, value, rope, full, mine])
-
-    def by_lane(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
+    def copy_rows_body(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
         """16 bytes a lane: the warp copies a row's value columns in two steps, and four rows' rope columns in one."""
         me = lane_id(b)
         base = b.mul(half, integer(TILE))
@@ -88,4 +68,4 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
             copy16(rope, source, first * g.row_stride + value_bytes, 2 * D_V)
         asm(b, VOID, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [full])
 
-    return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, bulk if g.bulk else by_lane))
+    return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, copy_rows_body))

@@ -87,7 +87,8 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
         r0 = i32(row + (lane() >> 2))
         return load_fragments(row_address(q, token_stride, head_stride, n0, r0, H), i32(r0 < rows), rank, part)
 
-    chains = 4 if group == 1 else g.chains
+    chains = 4 if group == 1 else 1
+    """Independent sums a row tile: a lone row tile has no other mma to issue while one is under way."""
     ahead = 2
     """Key fragments loaded before they are needed."""
 
@@ -203,6 +204,7 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
         return out
 
     lane_anew = tile_op(i32, [], lambda b: anew(b, lane_id(b)))
+
     @device
     def seen(cells, stride, layout, my_row, H, T, token0):
         """A bit for each score of the lane: whether its row sees its token."""
@@ -243,8 +245,6 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
         mine = b.add(b.mul(anew(b, me), integer(32)), lane_id(b))
         for first in range(0, chunks, step):
             clean_chunk(b, stage, b.add(mine, integer(first)))
-        # The next copy into this stage may go through the asynchronous proxy; these are ordinary stores.
-        asm(b, VOID, "fence.proxy.async.shared::cta;" if g.bulk else "", "~{memory}", [])
 
     return {
         "keep_first": tile_op(scores_t, [scores_t, i32], keep_first_body),
