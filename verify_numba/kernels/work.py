@@ -1,6 +1,6 @@
 """Who does what: the batch as a kernel sees it, and the walk over requests that every role shares.
 
-All key tiles of all requests stand in one line; a worker owns the tiles `[begin, end)` of it. `Requests` are visited in
+All key tiles of all requests stand in one line; a worker owns the tiles `[begin, end)` of it. Requests are visited in
 order, and a role does its part of each request's tiles that fall into its share.
 """
 

@@ -9,8 +9,8 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import PARTNER_BUFFERS, TILE, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
-from verify_numba.kernels.work import KV_WIDE, PREFIX, QO_WIDE, TAIL, Share
+from verify_numba.geometry import PARTNER_BUFFERS, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
 device = cuda.jit(device=True, inline="always")
@@ -74,20 +74,13 @@ def load_count(pointer, i, wide):
     return load_s32(pointer + size * i)
 
 
+_request, _, _ = make_walk(SimpleNamespace(device=device, i32=i32, load_count=load_count))
+
+
 @device
 def tiles_of(batch, b):
-    """Tiles of request b, as in kernels/work.py; lanes may ask for different requests."""
-    n0 = load_count(batch.qo_indptr, b, batch.widths & QO_WIDE)
-    n1 = load_count(batch.qo_indptr, b + 1, batch.widths & QO_WIDE)
-    kv0 = load_count(batch.kv_indptr, b, batch.widths & KV_WIDE)
-    kv1 = load_count(batch.kv_indptr, b + 1, batch.widths & KV_WIDE)
-    T, L = i32(n1 - n0), i32(kv1 - kv0)
-    tiles = i32(0)
-    if batch.parts & PREFIX and T > 0:
-        tiles = i32((L + (TILE - 1)) // TILE)
-    if batch.parts & TAIL:
-        tiles = i32(tiles + (T + (TILE - 1)) // TILE)
-    return tiles
+    """Tiles of request b; lanes may ask for different requests."""
+    return _request(batch, b).tiles
 
 
 @device
