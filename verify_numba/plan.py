@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from verify_numba.dims import D_V
 from verify_numba.errors import VerifyInputError
 from verify_numba.geometry import CLUSTER_FORMS, MMA_N, SINGLE_FORMS, Geometry
+from verify_numba.gpu.spec import CLUSTER_MIN_CC
 from verify_numba.kernels.merge_kernel import COLUMN_GROUPS
 
 MAX_H, MAX_T = 128, 64
-CLUSTER_MIN_CC = (9, 0)
 MIN_TILES = 4
 """Fewest key tiles (16 tokens each) worth a worker of their own: below that, starting a block and merging its part
-costs more than the time it saves. docs/performance.md has the sweep."""
+costs more than the time it saves."""
 FIXED_COST = 4
 """A block's time a key tile, in units of one n8 tile of rows: about FIXED_COST + n_tiles."""
 

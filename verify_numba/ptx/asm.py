@@ -138,6 +138,12 @@ def shuffle_xor(b: Any, x: Any, distance: int) -> Any:
     return asm(b, F32, f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;", "=f,f", [x])
 
 
+def any_lane(b: Any, x: Any) -> Any:
+    """1 where x is not 0 in some lane of the warp, in all its lanes."""
+    text = "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}"
+    return asm(b, I32, text, "=r,r", [x])
+
+
 def over_tokens(b: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
     """Combine the eight lanes that hold one query row's tokens: lanes with equal lane % 4."""
     for distance in (4, 8, 16):

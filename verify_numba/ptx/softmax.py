@@ -19,6 +19,7 @@ from verify_numba.ptx.asm import (
     I32,
     VOID,
     add,
+    any_lane,
     asm,
     const,
     ex2,
@@ -68,8 +69,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             pairs = [fmax(b, x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(values) - len(values) % 2 :]
         over = b.zext(b.fcmp_ordered(">", values[0], const(SLACK)), I32)
-        text = "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}"
-        return asm(b, I32, text, "=r,r", [over])
+        return any_lane(b, over)
 
     def grow_body(b: Any, scores: Any, scale: Any, m: Any) -> list[Any]:
         s, out = unpack(b, scores, n_scores), []

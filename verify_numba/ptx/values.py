@@ -11,6 +11,7 @@ from verify_numba.ptx.asm import (
     I32,
     I64,
     VOID,
+    any_lane,
     asm,
     const,
     f32,
@@ -46,8 +47,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         last = integer(g.softmax_warps - 1)
         mine = b.select(b.icmp_signed("<", lanes, last), lanes, last)
         (flag,) = load_shared(b, b.add(address, b.mul(mine, integer(4))), 0, 1, I32)
-        text = "{.reg .pred p, q; setp.ne.s32 p, $1, 0; vote.sync.any.pred q, p, -1; selp.s32 $0, 1, 0, q;}"
-        return asm(b, I32, text, "=r,r", [flag])
+        return any_lane(b, flag)
 
     def row_pair(b: Any, address: Any) -> Any:
         return b.add(address, b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
