@@ -42,8 +42,10 @@ def make_merge_kernel(ops: Any) -> Callable[..., None]:
         request = request_of(batch, b)
         first, count = request_span(batch, b, workers)
         rows = i32(request.T * H)
+        # All blocks wait, also those with nothing to do: whoever comes next in the stream waits for this kernel alone,
+        # so it must not end before the verify kernel does.
+        after_previous()
         if 8 * row_tile < rows and count != 1:
-            after_previous()
             part = empty_part()
             for p in range(warp_id(), count, MERGE_WARPS * MERGE_AHEAD):
                 part = merge_part(part, part_o, part_lse, row_capacity, i32(first + b), i32(p), count, row_tile, group)
