@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from harness.live_prompts import churn_batches, timed_prompt
+from harness.live_prompts import churn_batches, repeated_batch, timed_prompt
 from harness.live_run import ModeRun
 from harness.live_spec import LiveSpec
 
@@ -67,7 +67,8 @@ def explain(found: list[Divergence], logprobs: list[dict[str, float]]) -> list[E
 
 def answers(run: ModeRun) -> int:
     """How many answers a run gave."""
-    return sum(len(batch) for batch in run.result["batches"]) + len(run.result["timings"])
+    batches, repeated = run.result["batches"], run.result.get("repeats", {}).get("tokens", [])
+    return sum(len(batch) for batch in batches) + len(repeated) + len(run.result["timings"])
 
 
 def _gap(at: Divergence, likely: dict[str, float]) -> float | None:
@@ -80,6 +81,9 @@ def _answers(spec: LiveSpec, run: ModeRun) -> list[tuple[str, list[int], list[in
     for b, (prompts, outputs) in enumerate(zip(churn_batches(spec), run.result["batches"], strict=True)):
         for i, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
             found.append((f"batch {b} request {i}", prompt, tokens))
+    if "repeats" in run.result:
+        repeated = zip(repeated_batch(spec), run.result["repeats"]["tokens"], strict=True)
+        found += [(f"repeated request {i}", prompt, tokens) for i, (prompt, tokens) in enumerate(repeated)]
     for timing in run.result["timings"]:
         length = timing["length"]
         found.append((f"length {length}", timed_prompt(spec, length), timing["tokens"]))
@@ -90,6 +94,8 @@ def _tokens(run: ModeRun, where: str) -> list[int]:
     kind, number, *rest = where.split()
     if kind == "batch":
         return list(run.result["batches"][int(number)][int(rest[1])])
+    if kind == "repeated":
+        return list(run.result["repeats"]["tokens"][int(rest[0])])
     return next(list(t["tokens"]) for t in run.result["timings"] if t["length"] == int(number))
 
 

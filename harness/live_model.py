@@ -14,11 +14,13 @@ from typing import Any
 
 from harness.live_spec import VOCABULARY, LiveSpec
 
+YARN_ORIGINAL = 4096
 WEIGHTS_TARGET = "sglang.srt.model_loader.loader.initialize_dummy_weights"
 
 
 def model_config(spec: LiveSpec) -> dict[str, Any]:
     """The content of config.json."""
+    positions = max(163840, spec.context_length)
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -30,8 +32,8 @@ def model_config(spec: LiveSpec) -> dict[str, Any]:
         "num_hidden_layers": spec.layers,
         "first_k_dense_replace": spec.layers,  # no layer has experts
         "num_nextn_predict_layers": 1,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.heads,
+        "num_attention_heads": spec.heads * spec.tp,
+        "num_key_value_heads": spec.heads * spec.tp,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
@@ -52,11 +54,11 @@ def model_config(spec: LiveSpec) -> dict[str, Any]:
         "attention_bias": False,
         "tie_word_embeddings": False,
         "rope_theta": 10000.0,
-        "max_position_embeddings": max(163840, spec.context_length),
+        "max_position_embeddings": positions,
         "rope_scaling": {
             "type": "yarn",
-            "factor": 40,
-            "original_max_position_embeddings": 4096,
+            "factor": -(-positions // YARN_ORIGINAL),
+            "original_max_position_embeddings": YARN_ORIGINAL,
             "beta_fast": 32,
             "beta_slow": 1,
             "mscale": 1.0,
@@ -75,7 +77,11 @@ def build_model(folder: Path, spec: LiveSpec) -> Path:
 
 
 def seeded_weights(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Takes the place of SGLang's `initialize_dummy_weights`. The same name and shape give the same values."""
+    """Takes the place of SGLang's `initialize_dummy_weights`. The same name, shape and rank give the same values.
+
+    A parameter that is split over ranks gets values of its own on each; one that every rank holds whole is the same on
+    all. Nothing but matrices is drawn where a norm stands: its weights are 1.
+    """
     import torch
 
     for name, parameter in model.named_parameters():
@@ -85,10 +91,32 @@ def seeded_weights(model: Any, *args: Any, **kwargs: Any) -> None:
         if "norm" in name:
             values.fill_(1.0)
             continue
-        generator = torch.Generator(device=values.device).manual_seed(zlib.crc32(name.encode()))
-        scale = values.shape[-1] ** -0.5 if values.dim() > 1 and "embed" not in name else 1.0
+        owner = model.get_submodule(name.rpartition(".")[0])
+        seed = zlib.crc32(f"{name}@{_rank_of_shard(owner)}".encode())
+        generator = torch.Generator(device=values.device).manual_seed(seed)
         drawn = torch.randn(values.shape, generator=generator, device=values.device, dtype=torch.float32)
-        values.copy_(drawn * scale)
+        values.copy_(drawn * _scale(name, owner, values))
+
+
+def _scale(name: str, owner: Any, values: Any) -> float:
+    if values.dim() < 2 or "embed" in name:
+        return 1.0
+    inputs = values.shape[-1] * (_ranks_of(owner) if getattr(owner, "input_is_parallel", False) else 1)
+    return float(inputs**-0.5)
+
+
+def _ranks_of(owner: Any) -> int:
+    # Replicated layers have neither attribute; a mixture of experts has the second.
+    return max(getattr(owner, "tp_size", None) or 1, getattr(owner, "moe_tp_size", None) or 1)
+
+
+def _rank_of_shard(owner: Any) -> int:
+    """The rank whose part of a parameter `owner` holds; 0 where every rank holds all of it."""
+    if _ranks_of(owner) == 1:
+        return 0
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().tp_rank)
 
 
 def register_weights() -> None:

@@ -42,3 +42,9 @@ def churn_batches(spec: LiveSpec) -> list[list[list[int]]]:
 def timed_prompt(spec: LiveSpec, length: int) -> list[int]:
     """The prompt of one timed length."""
     return MarkovChain(spec.seed).text(length, spec.seed + length)
+
+
+def repeated_batch(spec: LiveSpec) -> list[list[int]]:
+    """The one batch that is generated again and again: as many requests as fit, of many lengths."""
+    chain, most = MarkovChain(spec.seed), spec.churn_longest
+    return [chain.text(max(8, most >> shift % 6), spec.seed + shift) for shift in range(spec.batch)]

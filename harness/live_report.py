@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.live_compare import Divergence, Explained, answers, divergences, explain
+from harness.live_faults import faults_of
 from harness.live_run import LiveRunner, ModeRun
 from harness.live_spec import LiveSpec
 from sglang_glue.summary import describe
@@ -24,9 +26,12 @@ class Comparison:
     runs: list[ModeRun]
     differing: dict[str, list[Explained]]
     tie: float
+    failures: tuple[str, ...] = ()  # what is to be said of runs that did not finish
 
     @classmethod
-    def of(cls, spec: LiveSpec, runs: list[ModeRun], runner: LiveRunner, tie: float) -> Comparison:
+    def of(
+        cls, spec: LiveSpec, runs: list[ModeRun], runner: LiveRunner, tie: float, failures: Sequence[str] = ()
+    ) -> Comparison:
         """Compare, asking a plain engine about the tokens that differ, if any do."""
         found = {run.label: divergences(spec, runs[0], run) for run in runs[1:]}
         everything = [at for one in found.values() for at in one]
@@ -34,12 +39,13 @@ class Comparison:
         differing: dict[str, list[Explained]] = {}
         for label, one in found.items():
             differing[label], explained = explained[: len(one)], explained[len(one) :]
-        return cls(spec, runs, differing, tie)
+        return cls(spec, runs, differing, tie, tuple(failures))
 
     @property
     def faults(self) -> list[str]:
         """Everything that is not as it should be, as sentences."""
-        found = [fault for run in self.runs for fault in _faults_of(run)]
+        found = [failure.splitlines()[0] for failure in self.failures]
+        found += [f"{run.label}: {fault}" for run in self.runs for fault in faults_of(run, self.spec)]
         for label, one in self.differing.items():
             far = [e for e in one if not e.is_near_tie(self.tie)]
             if far:
@@ -65,9 +71,15 @@ class Comparison:
             "sglang": run.result["sglang"],
             "answers": answers(run),
             "differing": [e.as_json() for e in self.differing.get(run.label, [])],
-            "timings": [{k: v for k, v in t.items() if k != "tokens"} for t in run.result["timings"]],
+            "timings": [_without_tokens(t) for t in run.result["timings"]],
+            "repeats": _without_tokens(run.result.get("repeats", {})),
+            "accepted": run.accepted,
             "backends": run.backends,
         }
+
+
+def _without_tokens(found: Json) -> Json:
+    return {name: value for name, value in found.items() if name != "tokens"}
 
 
 def _logprobs(spec: LiveSpec, found: list[Divergence], runner: LiveRunner) -> list[dict[str, float]]:
@@ -76,45 +88,29 @@ def _logprobs(spec: LiveSpec, found: list[Divergence], runner: LiveRunner) -> li
     return runner.next_logprobs(replace(spec, algorithm="none"), [at.prompt for at in found])
 
 
-def _faults_of(run: ModeRun) -> list[str]:
-    if run.mode == "off":
-        return [f"{run.label}: the plug-in left a counter file"] if run.backends else []
-    if not run.backends:
-        return [f"{run.label}: no process reported the plug-in: it is not live"]
-    return [f"{run.label}: {fault}" for backend in run.backends for fault in _faults_of_backend(backend)]
-
-
-def _faults_of_backend(backend: Json) -> list[str]:
-    if "counters" not in backend:
-        return [f"backend not taken ({backend['declined']})"]
-    counters = backend["counters"]
-    found = []
-    if counters["eager_calls"] + counters["graph_calls"] == 0:
-        found.append("no verify call was ours")
-    found += [f"declined {reasons} ({tag})" for tag, reasons in counters["declines"].items() if reasons]
-    if counters["errors"]:
-        found.append(f"errors {counters['errors']}")
-    for tag in ("eager", "graph"):
-        validated = (counters["validate"] or {}).get(tag, {"mismatches": 0, "nan_ours": 0})
-        if validated["mismatches"] or validated["nan_ours"]:
-            found.append(
-                f"{validated['mismatches']} mismatches, {validated['nan_ours']} rows not finite ({tag})"
-            )
-    return found
-
-
 def print_comparison(comparison: Comparison) -> None:
     """What differed, then the verdict."""
     console = Console()
     for run in comparison.runs:
         for backend in run.backends:
             console.print(f"{run.label}: {describe(backend)}", highlight=False, soft_wrap=True)
+        for line in _rank_lines(run):
+            console.print(f"{run.label}: {line}", highlight=False, soft_wrap=True)
     _print_tokens(console, comparison)
     if comparison.spec.lengths:
         console.print(_timings(comparison))
     for fault in comparison.faults:
         console.print(f"FAULT {fault}", highlight=False, soft_wrap=True)
     console.print("The runs agree." if comparison.agrees else "The runs do NOT agree.")
+
+
+def _rank_lines(run: ModeRun) -> Iterator[str]:
+    if len(run.accepted) > 1:
+        ranks = ", ".join(f"{rank} {a['hash']} ({a['steps']} steps)" for rank, a in run.accepted.items())
+        yield f"accepted tokens by rank: {ranks}"
+    if "repeats" in run.result:
+        repeats = run.result["repeats"]
+        yield f"{repeats['runs']} repetitions of one batch, {repeats['distinct']} distinct outcomes"
 
 
 def _print_tokens(console: Console, comparison: Comparison) -> None:
@@ -126,9 +122,7 @@ def _print_tokens(console: Console, comparison: Comparison) -> None:
         )
         for one in differing:
             at = one.divergence
-            gap = (
-                "not among the likeliest tokens" if one.gap is None else f"log-probability gap {one.gap:.4f}"
-            )
+            gap = "not among the likeliest tokens" if one.gap is None else f"log-probability gap {one.gap:.4f}"
             verdict = "near tie" if one.is_near_tie(comparison.tie) else "NOT a tie"
             console.print(
                 f"  {at.where}, token {at.position}: {at.token} or {at.other}, {gap}: {verdict}",

@@ -1,7 +1,8 @@
 """One mode of a live run in a process of its own: an SGLang engine, its batches, its timings, one JSON result.
 
 Started as `python -m harness.live_worker SPEC MODEL RESULT`, where SPEC is a `LiveSpec` as JSON and stdin holds the
-prompts of a gap run, if it is one.
+prompts of a gap run, if it is one. RESULT is written again after each part, `complete` only in the last; beside it
+lies a file of lines on how far it is.
 """
 
 from __future__ import annotations
@@ -12,80 +13,81 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.live_accepted import record_accepted
+from harness.live_engine import engine_options, flush, generate, greedy
 from harness.live_model import register_weights
-from harness.live_prompts import churn_batches, timed_prompt
+from harness.live_prompts import churn_batches, repeated_batch
 from harness.live_spec import LiveSpec
+from harness.live_timing import time_length
 
 SETTLE_S = 2.5
 """Longer than the counter files' period: the last state is on disk before the engine kills its scheduler."""
 
+Json = dict[str, Any]
+
 if __name__ == "__mp_main__":  # a spawned process of the engine, about to load its plug-ins
     register_weights()
+    record_accepted()
 
 
-def engine_options(spec: LiveSpec, model: str) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`."""
-    options: dict[str, Any] = {
-        "model_path": model,
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "attention_backend": "triton",
-        "page_size": 1,
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "mem_fraction_static": spec.memory,
-        "context_length": spec.context_length,
-        "max_running_requests": spec.batch,
-        "disable_cuda_graph": not spec.graphs,
-        "cuda_graph_max_bs_decode": spec.batch,
-        "random_seed": spec.seed,
-    }
-    if spec.algorithm == "ngram":
-        options |= {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": spec.T}
-    elif spec.algorithm == "eagle":
-        options |= {
-            "speculative_algorithm": "EAGLE",
-            "speculative_num_steps": spec.steps,
-            "speculative_eagle_topk": spec.topk,
-            "speculative_num_draft_tokens": spec.T,
-        }
-    return options
+class Progress:
+    """The result so far on disk, and one line a step beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = progress_file(path)
+        self._started = time.monotonic()
+        self.found: Json = {"complete": False, "batches": [], "timings": []}
+
+    def say(self, line: str) -> None:
+        with self._lines.open("a") as file:
+            file.write(f"{time.monotonic() - self._started:6.1f} s: {line}\n")
+        self.write()
+
+    def write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.found))
+        partial.replace(self._path)
 
 
-def greedy(new_tokens: int) -> dict[str, Any]:
-    return {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+def progress_file(result: Path) -> Path:
+    """Where the worker that writes `result` says how far it is."""
+    return result.with_suffix(".progress")
 
 
-def run_batches(engine: Any, spec: LiveSpec) -> list[list[list[int]]]:
-    """The generated tokens of every churn batch."""
-    found = []
-    for batch in churn_batches(spec):
-        answers = engine.generate(input_ids=batch, sampling_params=greedy(spec.new_tokens))
-        found.append([answer["output_ids"] for answer in answers])
-    return found
+def run_all(engine: Any, spec: LiveSpec, progress: Progress) -> None:
+    """Churn, then repetitions, then timings."""
+    batches = churn_batches(spec)
+    for number, batch in enumerate(batches, 1):
+        progress.found["batches"].append(generate(engine, batch, spec.new_tokens))
+        if number % 8 == 0 or number == len(batches):
+            progress.say(f"{number} of {len(batches)} batches")
+    if spec.repeat:
+        progress.found["repeats"] = repeat(engine, spec)
+        progress.say(f"{spec.repeat} repetitions, {progress.found['repeats']['distinct']} distinct")
+    for length in spec.lengths:
+        timing = time_length(engine, spec, length)
+        progress.found["timings"].append(timing)
+        ms = "no verify step" if timing["ms_per_step"] is None else f"{timing['ms_per_step']:.2f} ms a verify step"
+        progress.say(f"length {length}: {ms} ({timing['steps']} steps, prefill {timing['prefill_s']:.1f} s)")
 
 
-def time_length(engine: Any, spec: LiveSpec, length: int) -> dict[str, Any]:
-    """Milliseconds a verify step behind a prefix of `length`: the first run fills the prefix cache."""
-    prompt = timed_prompt(spec, length)
-    engine.generate(input_ids=prompt, sampling_params=greedy(1))
-    started = time.perf_counter()
-    answer = engine.generate(input_ids=prompt, sampling_params=greedy(spec.new_tokens))
-    elapsed = time.perf_counter() - started
-    steps = answer["meta_info"].get("spec_verify_ct") or 0
+def repeat(engine: Any, spec: LiveSpec) -> Json:
+    """The same batch again and again, each time from an engine that remembers nothing."""
+    batch, seen = repeated_batch(spec), []
+    for _ in range(spec.repeat):
+        flush(engine)
+        seen.append(generate(engine, batch, spec.new_tokens))
     return {
-        "length": length,
-        "steps": steps,
-        "ms_per_step": 1000 * elapsed / steps if steps else None,
-        "tokens": answer["output_ids"],
+        "runs": spec.repeat,
+        "distinct": len({json.dumps(answers) for answers in seen}),
+        "tokens": seen[0],
     }
 
 
 def next_logprobs(engine: Any, prompts: list[list[int]]) -> list[dict[str, float]]:
     """After each prompt, the log-probabilities of the most likely tokens."""
-    answers = engine.generate(
-        input_ids=prompts, sampling_params=greedy(1), return_logprob=True, top_logprobs_num=8
-    )
+    answers = engine.generate(input_ids=prompts, sampling_params=greedy(1), return_logprob=True, top_logprobs_num=8)
     tops = [answer["meta_info"]["output_top_logprobs"][0] for answer in answers]
     return [{str(token): float(logprob) for logprob, token, *_ in top} for top in tops]
 
@@ -95,16 +97,18 @@ def main(spec_text: str, model: str, result: str) -> None:
 
     spec = LiveSpec.from_json(spec_text)
     prompts = json.loads(sys.stdin.read() or "null")
+    progress = Progress(Path(result))
     engine = sglang.Engine(**engine_options(spec, model))
     try:
-        found: dict[str, Any] = {"sglang": sglang.__version__}
+        progress.found["sglang"] = sglang.__version__
+        progress.say("the engine is up")
         if prompts is not None:
-            found["logprobs"] = next_logprobs(engine, prompts)
+            progress.found["logprobs"] = next_logprobs(engine, prompts)
         else:
-            found["batches"] = run_batches(engine, spec)
-            found["timings"] = [time_length(engine, spec, length) for length in spec.lengths]
-        Path(result).write_text(json.dumps(found))
+            run_all(engine, spec, progress)
         time.sleep(SETTLE_S)
+        progress.found["complete"] = True
+        progress.write()
     finally:
         engine.shutdown()
 

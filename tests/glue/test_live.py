@@ -8,18 +8,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from harness import live, live_run, live_worker
+from harness import live, live_engine, live_options, live_run
 from harness.errors import UsageError
 from harness.live_compare import divergences
+from harness.live_faults import faults_of
 from harness.live_model import build_model, seeded_weights
 from harness.live_prompts import churn_batches, timed_prompt
 from harness.live_report import Comparison, print_comparison
 from harness.live_run import LiveRunner, ModeRun
+from harness.live_schedule import run_modes
 from harness.live_spec import VOCABULARY, LiveSpec
 from sglang_glue.settings import Mode
 from tests.glue.fakes import FakeVerifier, make_call
@@ -36,7 +39,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def spec(*arguments: str) -> LiveSpec:
-    return live.spec_of(parsed("--churn", "3", "--batch", "2", "--lengths", "100,200", *arguments))
+    return live_options.spec_of(parsed("--churn", "3", "--batch", "2", "--lengths", "100,200", *arguments))
 
 
 @pytest.mark.parametrize(
@@ -76,10 +79,10 @@ def test_a_spec_travels_as_json():
 
 
 def test_engine_options_follow_the_spec():
-    eagle = live_worker.engine_options(spec("--algorithm", "eagle", "--topk", "3"), "model")
+    eagle = live_engine.engine_options(spec("--algorithm", "eagle", "--topk", "3"), "model")
     assert eagle["speculative_algorithm"] == "EAGLE" and eagle["speculative_eagle_topk"] == 3
     assert eagle["speculative_num_draft_tokens"] == 16 and not eagle["disable_cuda_graph"]
-    ngram = live_worker.engine_options(spec("--eager"), "model")
+    ngram = live_engine.engine_options(spec("--eager"), "model")
     assert ngram["speculative_algorithm"] == "NGRAM" and ngram["disable_cuda_graph"]
     assert ngram["context_length"] >= 2048 + 64 + 9
 
@@ -87,16 +90,12 @@ def test_engine_options_follow_the_spec():
 def test_the_model_is_deepseek_shaped(tmp_path):
     config = json.loads((build_model(tmp_path / "m", spec("--heads", "16")) / "config.json").read_text())
     assert config["kv_lora_rank"] + config["qk_rope_head_dim"] == 576
-    assert (
-        config["num_attention_heads"] == 16 and config["first_k_dense_replace"] == config["num_hidden_layers"]
-    )
+    assert config["num_attention_heads"] == 16 and config["first_k_dense_replace"] == config["num_hidden_layers"]
 
 
 def test_weights_are_seeded_and_of_unit_scale():
     def model():
-        made = torch.nn.ModuleDict(
-            {"norm": torch.nn.LayerNorm(64), "proj": torch.nn.Linear(64, 512, bias=False)}
-        )
+        made = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(64), "proj": torch.nn.Linear(64, 512, bias=False)})
         seeded_weights(made)
         return made
 
@@ -203,28 +202,47 @@ def test_what_is_a_fault(run, fault):
 
 
 ENGINE = """
-import os
+import itertools, os, time
 
 __version__ = "stub"
+drawn = itertools.count()
+
+
+class Flushed:
+    def __init__(self, success):
+        self.success = success
 
 
 class Engine:
     def __init__(self, **options):
         self.options = options
+        self.flushes = itertools.count()
         if os.environ.get("STUB_FAILS"):
             raise RuntimeError("out of memory")
+        time.sleep(float(os.environ.get("STUB_HANGS", 0)))
 
-    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
+    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0, stream=False):
         batch = input_ids if isinstance(input_ids[0], list) else [input_ids]
-        on = os.environ.get("KDTREE_VERIFY") == "on"
-        answers = [
-            {
-                "output_ids": [len(prompt) % 7, 3 + on][: sampling_params["max_new_tokens"]],
-                "meta_info": {"spec_verify_ct": 5, "output_top_logprobs": [[(-1.0, 3, None), (-1.01, 4, None)]]},
-            }
-            for prompt in batch
-        ]
+        answers = [self.answer(prompt, sampling_params["max_new_tokens"]) for prompt in batch]
+        if stream:
+            return self.chunks(answers[0])
         return answers if isinstance(input_ids[0], list) else answers[0]
+
+    def answer(self, prompt, new_tokens):
+        on = os.environ.get("KDTREE_VERIFY") == "on"
+        extra = next(drawn) if os.environ.get("STUB_RANDOM") else 0
+        return {
+            "output_ids": [len(prompt) % 7, 3 + on + extra][:new_tokens],
+            "meta_info": {"spec_verify_ct": 5, "output_top_logprobs": [[(-1.0, 3, None), (-1.01, 4, None)]]},
+        }
+
+    def chunks(self, answer):
+        yield {"output_ids": answer["output_ids"][:1], "meta_info": {}}
+        time.sleep(0.5)
+        yield answer
+
+    def flush_cache(self):
+        return Flushed(next(self.flushes) % 2 == 1)  # busy at first, as after an overlapped step
 
     def shutdown(self):
         pass
@@ -237,31 +255,93 @@ def stub_engine(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(ENGINE)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.setattr(live, "refuse_without_engine", lambda: None)
+    monkeypatch.setattr(live, "refuse_without_engine", lambda gpus: None)
 
 
 def test_the_whole_command_with_a_stub_engine(tmp_path, stub_engine, capsys):
     keep, result = tmp_path / "keep", tmp_path / "out.json"
-    arguments = (
-        "--modes",
-        "off,off,on",
-        "--churn",
-        "2",
-        "--lengths",
-        "50",
-        "--keep",
-        str(keep),
-        "--json",
-        str(result),
-    )
+    arguments = ["--modes", "off,off,on", "--churn", "2", "--lengths", "50", "--repeat", "3", "--gpus", "0,1,2"]
+    arguments += ["--keep", str(keep), "--json", str(result)]
     assert live.run(parsed(*arguments)) == 1  # the stub loads no plug-in, which is a fault
     found = json.loads(result.read_text())
     assert found["faults"] == ["on: no process reported the plug-in: it is not live"]
     assert [run["label"] for run in found["runs"]] == ["off", "off-2", "on"]
     assert found["runs"][1]["differing"] == []
     assert found["runs"][2]["differing"][0]["logit_gap"] == pytest.approx(0.01)
-    assert found["runs"][0]["timings"][0]["steps"] == 5
-    assert "near tie" in capsys.readouterr().out and (keep / "on.log").exists()
+    timing = found["runs"][0]["timings"][0]
+    assert timing["steps"] == 5 * timing["samples"] and 100 <= timing["ms_per_step"] < 200  # 0.5 s, 5 steps
+    assert found["runs"][2]["repeats"] == {"runs": 3, "distinct": 1}
+    printed = capsys.readouterr()
+    assert "near tie" in printed.out and (keep / "on.log").exists()
+    assert "3 repetitions of one batch, 1 distinct outcomes" in printed.out
+    assert "off-2:" in printed.err and "length 50:" in printed.err and "ms a verify step" in printed.err
+
+
+def test_a_run_that_fails_does_not_hide_the_others(tmp_path, stub_engine, monkeypatch, capsys):
+    runner = LiveRunner(spec(), tmp_path, tmp_path, {})
+    whole = runner.run
+
+    def run(label, mode, gpus=None):
+        if mode == "validate":
+            raise UsageError("live: the engine of run 'validate' failed (exit 1)\nlog line")
+        return whole(label, mode, gpus)
+
+    monkeypatch.setattr(runner, "run", run)
+    runs, failures = run_modes(runner, ["off", "validate", "off"], [None])
+    assert [r.label for r in runs] == ["off", "off-2"]
+    comparison = Comparison.of(spec(), runs, runner, 0.1, failures)
+    assert comparison.faults == ["live: the engine of run 'validate' failed (exit 1)"]
+
+
+def test_a_run_that_takes_too_long_is_killed_with_its_group(tmp_path, stub_engine, monkeypatch):
+    monkeypatch.setenv("STUB_HANGS", "600")
+    runner = LiveRunner(spec(), tmp_path, tmp_path, {}, timeout_s=1.0)
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="not done after 1 s, killed"):
+        runner.run("off", "off")
+    assert time.monotonic() - started < 30
+
+
+def test_repetitions_that_differ_are_a_fault(tmp_path, stub_engine, monkeypatch):
+    monkeypatch.setenv("STUB_RANDOM", "1")
+    repeated = spec("--repeat", "2", "--churn", "0", "--lengths", "none")
+    run = LiveRunner(repeated, tmp_path, tmp_path, {}).run("off", "off")
+    assert list(faults_of(run, repeated)) == ["2 repetitions of one batch gave 2 different answers"]
+
+
+def rank(name, eager_calls=4, **change):
+    report = served()
+    return {**report, "rank": name, "counters": {**report["counters"], "eager_calls": eager_calls, **change}}
+
+
+@pytest.mark.parametrize(
+    ("backends", "accepted", "fault"),
+    [
+        ([rank("tp0"), rank("tp1")], {"tp0": {"steps": 3, "hash": "a"}, "tp1": {"steps": 3, "hash": "a"}}, None),
+        ([rank("tp0")], {"tp0": {"steps": 3, "hash": "a"}, "tp1": {"steps": 3, "hash": "a"}}, "no report of tp1"),
+        (
+            [rank("tp0"), rank("tp1", 3)],
+            {"tp0": {"steps": 3, "hash": "a"}, "tp1": {"steps": 3, "hash": "a"}},
+            "different numbers of calls",
+        ),
+        (
+            [rank("tp0"), rank("tp1", errors={"ValueError": 1})],
+            {"tp0": {"steps": 3, "hash": "a"}, "tp1": {"steps": 3, "hash": "a"}},
+            "tp1: errors",
+        ),
+        ([rank("tp0"), rank("tp1")], {"tp0": {"steps": 3, "hash": "a"}}, "tp1 did not say"),
+        (
+            [rank("tp0"), rank("tp1")],
+            {"tp0": {"steps": 3, "hash": "a"}, "tp1": {"steps": 3, "hash": "b"}},
+            "accepted different tokens",
+        ),
+    ],
+    ids=["agree", "silent-rank", "calls", "alone", "no-hash", "tokens"],
+)
+def test_ranks_must_all_be_ours_and_agree(backends, accepted, fault):
+    run = ModeRun("on", "on", {}, backends, accepted)
+    found = list(faults_of(run, spec("--tp", "2")))
+    assert not found if fault is None else any(fault in text for text in found), found
 
 
 def test_a_failing_engine_is_one_message_with_its_log(tmp_path, stub_engine, monkeypatch):

@@ -1,0 +1,88 @@
+"""A child process with a time limit, a log and a file of progress lines; nothing of it survives its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+POLL_S = 0.25
+
+_groups: set[int] = set()
+
+
+def run_process(
+    command: list[str],
+    *,
+    env: dict[str, str],
+    stdin: str,
+    log: Path,
+    progress: Path,
+    say: Callable[[str], None],
+    timeout_s: float,
+) -> str:
+    """Run to the end, passing new lines of `progress` to `say`; returns what went wrong, or ''.
+
+    The child leads a process group of its own, which is killed when it ends or its time is up.
+    """
+    with log.open("w") as output, tempfile.TemporaryFile("w+") as given:
+        given.write(stdin)
+        given.seek(0)
+        process = subprocess.Popen(command, env=env, stdin=given, stdout=output, stderr=output, start_new_session=True)
+        _groups.add(process.pid)
+        try:
+            ended = _watch(process, progress, say, time.monotonic() + timeout_s)
+        finally:
+            _kill(process.pid)
+            process.wait()
+            _groups.discard(process.pid)
+    if ended:
+        return "" if process.returncode == 0 else f"exit {process.returncode}"
+    return f"not done after {timeout_s:.0f} s, killed"
+
+
+@contextmanager
+def processes_end_with_this() -> Iterator[None]:
+    """Kill every child group on the way out, on SIGTERM too: an engine would keep its GPU memory otherwise.
+
+    For the main thread, around everything that calls `run_process`.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except BaseException:
+        for group in list(_groups):
+            _kill(group)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _watch(process: subprocess.Popen[bytes], progress: Path, say: Callable[[str], None], deadline: float) -> bool:
+    """Whether it ended by itself."""
+    said = 0
+    while True:
+        ended = process.poll() is not None
+        lines = progress.read_text().splitlines() if progress.exists() else []
+        for line in lines[said:]:
+            say(line)
+        said = len(lines)
+        if ended or time.monotonic() > deadline:
+            return ended
+        time.sleep(POLL_S)
+
+
+def _kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)  # a group keeps its leader's id, also when the leader is gone
+    except ProcessLookupError:
+        pass
