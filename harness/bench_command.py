@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 from harness import bench_options
+from harness.bench_shapes import PRESET_PEERS
 from harness.errors import UsageError
 from harness.jsonio import check_target, write_json
 
@@ -23,15 +25,19 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(f"bench needs torch, which cannot be imported: {error}") from error
     device = _device(args.device, torch.cuda.is_available(), torch.cuda.device_count())
+    from harness.bench_contestant import Limits
     from harness.bench_run import BenchRun
-    from harness.peers import choose_peers
+    from harness.peers import choose_peers, find_peer
 
-    peers = choose_peers(args.peers)
+    peers = choose_peers(args.peers or PRESET_PEERS.get(args.preset, "all"))
     if args.list_peers:
-        for peer in peers:
-            print(f"{peer.name}: {peer.available(torch.device(device)) or 'ready'}")
+        for name in peers:
+            print(f"{name}: {find_peer(name).available(torch.device(device)) or 'ready'}")
         return 0
     pool = bench_options.int_list(args.pool_slots, "--pool-slots")[0] if args.pool_slots else None
+    log_dir = Path(args.log_dir) if args.log_dir else None
+    if log_dir:
+        log_dir.mkdir(parents=True, exist_ok=True)
     bench = BenchRun(
         settings=settings,
         peers=peers,
@@ -41,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
         seconds=args.seconds,
         pool_slots=pool,
         commit=args.commit,
+        limits=Limits(start=args.start_limit, step=args.step_limit),
+        log_dir=log_dir,
         store=(lambda result: write_json(result, args.json)) if args.json not in (None, "-") else _ignore,
     )
-    with torch.inference_mode(), _lines_to_stderr(args.json == "-"):
+    with _lines_to_stderr(args.json == "-"):
         code = bench.run()
     if args.json == "-":
         write_json(bench.result, "-")

@@ -49,26 +49,40 @@ class Coldness:
         wanted = -(-self.bytes // (_rows(shape) * ROW_BYTES))
         return min(MAX_SETS, max(self.min_sets, wanted))
 
+    def bytes_between(self, shape: BenchShape) -> int:
+        """Bytes of latent rows that pass between two reads of the same row."""
+        return self.sets(shape) * _rows(shape) * ROW_BYTES
+
 
 def pool_slots(shapes: Sequence[BenchShape], cold: Coldness, least: int) -> int:
     """Slots that hold every shape's sets, in whole pages, and at least `least`."""
     return _whole_pages(max(least, *(GAP * cold.sets(s) * (_paged_rows(s) + s.run_length) for s in shapes)))
 
 
+def check_pool_fits(slots: int, device: torch.device, pools: int) -> None:
+    """Raises UsageError when that many pools, one for each contender's process, would crowd the memory."""
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if pools * slots * ROW_BYTES > POOL_SHARE * free:
+        raise UsageError(
+            f"{pools} contenders, each with a pool of {slots} slots, take {pools * slots * ROW_BYTES / 1e9:.1f} GB of "
+            f"{free / 1e9:.1f} GB free; ask for fewer --peers, fewer or shorter requests, or a smaller --pool-slots"
+        )
+
+
 def make_pool(slots: int, device: torch.device, seed: int) -> Tensor:
-    """[slots, 1, D_QK] bf16 standard normal rows. Raises UsageError when it would crowd the memory."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if slots * ROW_BYTES > POOL_SHARE * free:
-            raise UsageError(
-                f"the pool of {slots} slots takes {slots * ROW_BYTES / 1e9:.1f} GB of {free / 1e9:.1f} GB free; "
-                "ask for fewer or shorter requests, or a smaller --pool-slots"
-            )
-    generator = torch.Generator(device).manual_seed(seed)
+    """[slots, 1, D_QK] bf16 standard normal rows; the same seed gives the same pool in every process."""
     pool = torch.empty(slots, 1, D_QK, dtype=torch.bfloat16, device=device)
+    fill_pool(pool, seed)
+    return pool
+
+
+def fill_pool(pool: Tensor, seed: int) -> None:
+    """Give the pool its first contents again, so that what earlier workloads wrote depends on nothing."""
+    generator = torch.Generator(pool.device).manual_seed(seed)
     for rows in pool.split(FILL_ROWS):
         rows.normal_(generator=generator)
-    return pool
 
 
 class Workload:
@@ -99,15 +113,6 @@ class Workload:
         """Slots from one set to the next."""
         run = self.shape.run_length
         return _paged_rows(self.shape) if run == CONTIGUOUS else GAP * run
-
-    @property
-    def cold_bytes(self) -> int:
-        """Bytes of latent rows that pass between two reads of the same row."""
-        return self.n_sets * _rows(self.shape) * ROW_BYTES
-
-    @property
-    def tail_cells(self) -> int:
-        return int(self.tree.sum())
 
     @cached_property
     def custom_mask(self) -> Tensor:

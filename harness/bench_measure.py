@@ -1,10 +1,8 @@
-"""One shape, measured: check, time ours, time each peer, then all of them again in the same order."""
+"""One contender on one workload in one mode: bound, checked, captured, checked again, then ready to be timed."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,31 +10,17 @@ from torch import Tensor
 from harness.bench_check import Check, Reference, judge, reference
 from harness.bench_inputs import Workload
 from harness.bench_subject import NAME as SUBJECT
-from harness.bench_subject import Variant, prepare_subject
-from harness.peers.base import CHAIN, OPEN, Contender, Peer, PeerRefused, first_line
-from harness.timer import Stopwatch, Timing, make_stopwatch
-
-Say = Callable[[str], None]
-SLOW_PREPARE_S = 5.0
+from harness.peers.base import CHAIN, Contender, PeerRefused, first_line
+from harness.timer import Stopwatch, make_stopwatch
 
 
-@dataclass
-class Entry:
-    """One contender in one mode: its checks, its times, or the reason why it has none."""
+@dataclass(frozen=True)
+class Opened:
+    """`stopwatch` is None where the check is red: what is wrong is not timed."""
 
-    name: str
-    variant: Variant | None = None
-    plan: str = ""
-    note: str = ""
-    check: Check | None = None
-    timing: Timing | None = None
-    error: str = ""
-    stopwatch: Stopwatch | None = field(default=None, repr=False)
-
-    @property
-    def red(self) -> bool:
-        """It ran and was wrong."""
-        return self.check is not None and not self.check.green
+    check: Check
+    note: str
+    stopwatch: Stopwatch | None
 
 
 class References:
@@ -55,86 +39,18 @@ class References:
         return self._known[key]
 
 
-class ShapeRun:
-    """Measures one workload in one mode; `seconds` bounds the rounds of one pass of one contender."""
-
-    def __init__(
-        self,
-        work: Workload,
-        references: References,
-        mode: str,
-        seconds: float,
-        say: Say,
-    ) -> None:
-        self._work, self._references, self._mode = work, references, mode
-        self._seconds, self._say = seconds, say
-
-    def run(self, variants: Sequence[Variant], peers: Sequence[Peer]) -> tuple[list[Entry], list[Entry]]:
-        """Entries of our variants and of the peers. A contender that is wrong or fails is not timed."""
-        ours = [self._subject(variant) for variant in variants]
-        for entry in ours:
-            if entry.timing and peers:  # a line to keep, should a peer take the process down
-                self._say(f"  first pass, {entry.variant}: {entry.timing.us:.1f} us; now the peers")
-        theirs = [self._peer(peer) for peer in peers] if any(e.timing for e in ours) else []
-        for entry in (*ours, *theirs):
-            if entry.timing and entry.stopwatch:
-                entry.timing.measure(entry.stopwatch, self._seconds)
-            entry.stopwatch = None  # frees the graph and what it holds
-        return ours, theirs
-
-    def _subject(self, variant: Variant) -> Entry:
-        entry = Entry(SUBJECT, variant)
-        try:
-            contender, entry.plan = prepare_subject(self._work, variant)
-        except ValueError as refusal:
-            entry.error = first_line(refusal)
-            return entry
-        self._measure(entry, contender, self._mode)
-        return entry
-
-    def _peer(self, peer: Peer) -> Entry:
-        entry = Entry(peer.name)
-        start = time.perf_counter()
-        try:
-            contender = peer.prepare(self._work)
-            contender.calls[0]()
-            self._tell_slow_start(peer.name, time.perf_counter() - start)
-            self._measure_peer(entry, contender)
-        except PeerRefused as refusal:
-            entry.error = str(refusal)
-        except Exception as error:  # noqa: BLE001 - a foreign kernel may fail in any way; the run goes on
-            entry.error = f"{type(error).__name__}: {first_line(error)}"
-        return entry
-
-    def _measure_peer(self, entry: Entry, contender: Contender) -> None:
-        entry.note = contender.note
-        try:
-            self._measure(entry, contender, self._mode)
-        except PeerRefused:
+def open_contender(contender: Contender, references: References, mode: str) -> Opened:
+    """Check and get ready in `mode`. A peer that cannot be captured is timed eager, and its note says so."""
+    try:
+        return _open(contender, references, mode)
+    except PeerRefused:
+        raise
+    except Exception as error:
+        if mode != "graph" or contender.name == SUBJECT:
             raise
-        except Exception as error:
-            if self._mode != "graph":
-                raise
-            torch.cuda.synchronize()
-            entry.note = f"eager, since its capture failed ({first_line(error)})"
-            self._measure(entry, contender, "eager")
-
-    def _measure(self, entry: Entry, contender: Contender, mode: str) -> None:
-        entry.check = check_contender(contender, self._references, 0)
-        if not entry.check.green:
-            return
-        stopwatch = make_stopwatch(mode, contender.calls)
-        contender.output.poison()
-        stopwatch.round()
-        entry.check = judge_output(contender, self._references, self._work.n_sets - 1)
-        if not entry.check.green:
-            return
-        entry.stopwatch, entry.timing = stopwatch, Timing(mode)
-        entry.timing.measure(stopwatch, self._seconds)
-
-    def _tell_slow_start(self, name: str, seconds: float) -> None:
-        if seconds > SLOW_PREPARE_S:
-            self._say(f"  {name} took {seconds:.0f} s to compile and start")
+        torch.cuda.synchronize()  # raises where the device is beyond use
+        note = f"eager, since its capture failed ({first_line(error)})"
+        return _open(replace(contender, note=note), references, "eager")
 
 
 def check_contender(contender: Contender, references: References, index: int) -> Check:
@@ -152,7 +68,17 @@ def judge_output(contender: Contender, references: References, index: int) -> Ch
     return judge(output.out, output.lse, ref, peer=contender.name != SUBJECT)
 
 
+def _open(contender: Contender, references: References, mode: str) -> Opened:
+    check = check_contender(contender, references, 0)
+    if not check.green:
+        return Opened(check, contender.note, None)
+    stopwatch = make_stopwatch(mode, contender.calls)
+    contender.output.poison()
+    stopwatch.round()
+    check = judge_output(contender, references, len(contender.calls) - 1)
+    return Opened(check, contender.note, stopwatch if check.green else None)
+
+
 def _tails(work: Workload, mask: str) -> Tensor:
     """[bs, T, T] bool: what draft tokens see of each other under `mask`."""
-    full = torch.ones_like(work.tree)
-    return {CHAIN: full.tril(), OPEN: full}.get(mask, work.tree)
+    return torch.ones_like(work.tree).tril() if mask == CHAIN else work.tree

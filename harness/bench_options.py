@@ -74,9 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--peers",
-        default="all",
         metavar="LIST",
-        help="all, none, or names (default all)",
+        help="all, none, names, or package.module:name of your own (default all; none with --preset quick or slots)",
     )
     how.add_argument(
         "--list-peers",
@@ -98,9 +97,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--pass-seconds",
         type=float,
-        default=0.4,
+        default=0.2,
         metavar="S",
-        help="a pass of one contender",
+        help="a pass of one contender, at most (default 0.2)",
+    )
+    how.add_argument(
+        "--step-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a contender that checks or times a shape for longer is ended (default 60)",
+    )
+    how.add_argument(
+        "--start-limit",
+        type=float,
+        default=240.0,
+        metavar="S",
+        help="the same for importing and compiling (default 240)",
     )
     how.add_argument(
         "--seconds",
@@ -109,8 +122,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop before a shape that would not fit",
     )
     result = parser.add_argument_group("result")
-    result.add_argument("--json", metavar="FILE", help="rewritten after each shape")
-    result.add_argument("--commit", metavar="ID", help="commit to record where there is no git checkout")
+    result.add_argument("--json", metavar="FILE", help="rewritten after each contender and shape")
+    result.add_argument(
+        "--commit",
+        metavar="ID",
+        help="commit to record where there is no git checkout (default $VERIFY_NUMBA_COMMIT)",
+    )
+    result.add_argument("--log-dir", metavar="DIR", help="keep what each contender's process prints")
 
 
 def read_settings(args: argparse.Namespace) -> Settings:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from harness.bench_inputs import Workload
-from harness.bench_measure import Entry
-from harness.work import Ceilings, count_work, floor
+from harness.bench_entry import Entry
+from harness.bench_inputs import Coldness, random_trees
+from harness.bench_shapes import BenchShape
+from harness.work import Ceilings, Floor, Work, count_work, floor
 
 Record = dict[str, Any]
 
 
-def make_record(work: Workload, ours: Entry, peers: Sequence[Entry], ceilings: Ceilings, mode: str) -> Record:
+@dataclass(frozen=True)
+class Task:
+    """One shape in one mode, with what it costs at least on the machine."""
+
+    shape: BenchShape
+    mode: str
+    cold: Coldness
+    work: Work
+    floor: Floor
+
+    @staticmethod
+    def of(shape: BenchShape, mode: str, cold: Coldness, seed: int, ceilings: Ceilings) -> Task:
+        cells = int(random_trees(shape.bs, shape.T, seed).sum())
+        work = count_work(shape.lengths, shape.T, shape.H, cells)
+        return Task(shape, mode, cold, work, floor(work, ceilings))
+
+
+def make_record(task: Task, ours: Entry, peers: Sequence[Entry]) -> Record:
     """One of our variants on one shape, with the peers beside it."""
-    shape = work.shape
-    counted = count_work(shape.lengths, shape.T, shape.H, work.tail_cells)
-    least = floor(counted, ceilings)
+    shape = task.shape
     record: Record = {
         "H": shape.H,
         "T": shape.T,
@@ -24,26 +41,26 @@ def make_record(work: Workload, ours: Entry, peers: Sequence[Entry], ceilings: C
         "lengths": list(shape.lengths),
         "slots": shape.slots,
         "run_length": shape.run_length,
-        "mode": mode,
-        "nsplit": ours.variant.nsplit if ours.variant else None,
-        "form": ours.variant.form if ours.variant else "auto",
+        "mode": task.mode,
+        "nsplit": ours.variant.nsplit,
+        "form": ours.variant.form,
         "plan": ours.plan,
-        "slot_sets": work.n_sets,
-        "cold_bytes": work.cold_bytes,
-        "bytes": counted.bytes,
-        "flops": counted.flops,
-        "floor_bytes_us": least.bytes_us,
-        "floor_flops_us": least.flops_us,
-        "bound": least.bound,
+        "slot_sets": task.cold.sets(shape),
+        "cold_bytes": task.cold.bytes_between(shape),
+        "bytes": task.work.bytes,
+        "flops": task.work.flops,
+        "floor_bytes_us": task.floor.bytes_us,
+        "floor_flops_us": task.floor.flops_us,
+        "bound": task.floor.bound,
         **_outcome(ours),
         "peers": {},
     }
-    if ours.timing:
-        us = ours.timing.us
+    if "us" in record:
+        us = record["us"]
         record |= {
-            "gbps": counted.gbps(us),
-            "tflops": counted.tflops(us),
-            "percent_of_floor": least.percent(us),
+            "gbps": task.work.gbps(us),
+            "tflops": task.work.tflops(us),
+            "percent_of_floor": task.floor.percent(us),
         }
         record["peers"] = {peer.name: _peer(peer, us) for peer in peers}
     return record
@@ -85,9 +102,9 @@ def _peer_text(name: str, peer: Record) -> str:
 
 
 def _peer(entry: Entry, our_us: float) -> Record:
-    record = {"note": entry.note, **_outcome(entry)}
-    if entry.timing:
-        record["ratio"] = entry.timing.us / our_us
+    record = {"note": entry.note, "mask": entry.mask, **_outcome(entry)}
+    if "us" in record:
+        record["ratio"] = record["us"] / our_us
     return record
 
 
@@ -96,8 +113,11 @@ def _outcome(entry: Entry) -> Record:
     if entry.error:
         record["error"] = entry.error
     if entry.check:
-        record |= {"check": entry.check.as_json(), "check_text": str(entry.check)}
-    if entry.timing and not entry.error:
+        record |= {
+            "check": {key: value for key, value in entry.check.items() if key != "text"},
+            "check_text": entry.check["text"],
+        }
+    if entry.timing and entry.timed:
         record |= {
             "us": entry.timing.us,
             "us_passes": entry.timing.medians,

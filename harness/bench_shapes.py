@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.errors import UsageError
 
@@ -42,6 +43,16 @@ class BenchShape:
             return f"{self.bs} mixed, {sum(self.lengths)} in all"
         return "+".join(str(length) if n == 1 else f"{n}x{length}" for length, n in groups)
 
+    def __str__(self) -> str:
+        return f"H {self.H} T {self.T} L {self.length_label} {self.slots}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"lengths": list(self.lengths), "T": self.T, "H": self.H, "run_length": self.run_length}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> BenchShape:
+        return BenchShape(**{**value, "lengths": tuple(value["lengths"])})
+
 
 PRESETS: dict[str, tuple[BenchShape, ...]] = {
     "targets": (
@@ -51,6 +62,7 @@ PRESETS: dict[str, tuple[BenchShape, ...]] = {
         BenchShape((65536,), T=1, H=8),
         BenchShape((16384,) * 8, T=9, H=8),
     ),
+    "quick": tuple(BenchShape((L,), T=9, H=8) for L in (1024, 16384, 65536, 185000)),
     "lengths": tuple(
         BenchShape((L,), T=9, H=8)
         for L in (
@@ -80,6 +92,9 @@ PRESETS: dict[str, tuple[BenchShape, ...]] = {
         for run in (SCATTERED, 4, 16, 64, CONTIGUOUS)
     ),
 }
+
+PRESET_PEERS = {"quick": "none", "slots": "none"}
+"""Peers of a preset where `--peers` is not given; all of them elsewhere."""
 
 
 def sweep(H: Sequence[int], T: Sequence[int], bs: Sequence[int], L: Sequence[int]) -> list[BenchShape]:

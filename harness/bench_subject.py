@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,6 +26,9 @@ class Variant:
     def __str__(self) -> str:
         split = "auto" if self.nsplit is None else str(self.nsplit)
         return f"nsplit {split}" + ("" if self.form == "auto" else f", {self.form}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"nsplit": self.nsplit, "form": self.form}
 
 
 def prepare_subject(work: Workload, variant: Variant) -> tuple[Contender, str]:

@@ -35,13 +35,16 @@ class Stopwatch(Protocol):
 class GraphStopwatch:
     """All calls captured in one CUDA graph; a round is one replay between two events.
 
+    A graph holds addresses, not tensors: it keeps the calls, and with them every buffer and plan that they were
+    captured with, for as long as it can be replayed.
+
     Raises whatever a call raises inside the capture (a peer that cannot be captured).
     """
 
     mode = "graph"
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._count = len(calls)
+        self._calls = calls
         for call in calls[:2]:  # compile and load outside the capture
             call()
         torch.cuda.synchronize()
@@ -56,7 +59,7 @@ class GraphStopwatch:
         self._graph.replay()
 
     def round(self) -> float:
-        return _between_events(self.run) / self._count
+        return _between_events(self.run) / len(self._calls)
 
 
 class EagerStopwatch:
@@ -96,7 +99,7 @@ class HostStopwatch:
 
 @dataclass
 class Timing:
-    """Samples of one contender, by pass; a pass is a stretch of rounds, and passes lie minutes or peers apart."""
+    """Samples of one contender, by pass; between two passes another contender has run."""
 
     mode: str
     passes: list[list[float]] = field(default_factory=list)
@@ -115,18 +118,19 @@ class Timing:
     def spread_percent(self) -> float:
         return 100.0 * (max(self.medians) - min(self.medians)) / self.us
 
-    def measure(self, stopwatch: Stopwatch, seconds: float) -> None:
-        """Add a pass: as many rounds as fit in `seconds`, within MIN_REPEATS and MAX_REPEATS."""
-        samples: list[float] = []
-        start = time.perf_counter()
-        while time.perf_counter() - start < WARM_S:
-            stopwatch.round()
-        start = time.perf_counter()
-        while len(samples) < MAX_REPEATS:
-            samples.append(stopwatch.round())
-            if len(samples) >= MIN_REPEATS and time.perf_counter() - start > seconds:
-                break
-        self.passes.append(samples)
+
+def take_pass(stopwatch: Stopwatch, seconds: float) -> list[float]:
+    """Microseconds a call, one sample a round: as many as fit in `seconds`, within MIN_REPEATS and MAX_REPEATS."""
+    samples: list[float] = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_S:
+        stopwatch.round()
+    start = time.perf_counter()
+    while len(samples) < MAX_REPEATS:
+        samples.append(stopwatch.round())
+        if len(samples) >= MIN_REPEATS and time.perf_counter() - start > seconds:
+            break
+    return samples
 
 
 def make_stopwatch(mode: str, calls: Sequence[Call]) -> Stopwatch:

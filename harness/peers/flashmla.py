@@ -1,4 +1,8 @@
-"""FlashMLA's dense decode as packed in sgl_kernel: pages of 64 slots, no tree mask, Hopper only."""
+"""FlashMLA's dense decode as packed in sgl_kernel: pages of 64 slots, causal mask only, Hopper only.
+
+Rows of q [bs, T, H, 576] lie token by token and are cut into tiles of 64, as in FlashInfer. Its pages cannot follow
+scattered slots, so it reads pages of the same pool in random order: no copy is made, and 64 rows always lie together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.bench_inputs import PAGE, Workload
-from harness.peers.base import OPEN, Contender, Output, missing, needs_cuda
+from harness.peers.base import CHAIN, Contender, Output, missing, needs_cuda
 from verify_numba.dims import D_QK, D_V
 
 MODULES = ("sgl_kernel.flash_mla", "flash_mla")
@@ -37,7 +41,7 @@ class FlashMLA:
         run = _runner(work, tables[0])
         output = Output()
         calls = [_Call(run, table, output) for table in tables]
-        return Contender(self.name, calls, output, OPEN, own_pages=True, note=f"no mask, pages of {PAGE}")
+        return Contender(self.name, calls, output, CHAIN, own_pages=True, note=f"chain mask, pages of {PAGE}")
 
 
 class _Call:
@@ -85,7 +89,7 @@ def _bind(interface: Any, work: Workload, lengths: Tensor, metadata: Any, splits
 
     def run(table: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = interface.flash_mla_with_kvcache(
-            *(q, cache, table, lengths, D_V, metadata, splits), softmax_scale=work.sm_scale, causal=False
+            *(q, cache, table, lengths, D_V, metadata, splits), softmax_scale=work.sm_scale, causal=True
         )
         return out, lse
 

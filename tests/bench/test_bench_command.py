@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from harness import bench_run
+from harness import bench_machine, bench_options, bench_run, bench_shapes
 from harness.cli import main
 from harness.work import Ceilings
 
@@ -57,6 +57,18 @@ def test_lengths_alone_are_the_only_shape(subject, capsys):
     assert main(["bench", *options, "--pass-seconds", "0", "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [r["lengths"] for r in result["results"]] == [[30, 1, 0]]
+
+
+def test_the_commit_of_a_copy_without_its_history(subject, monkeypatch, tmp_path):
+    monkeypatch.setenv(bench_machine.COMMIT_VARIABLE, "0123abcd")
+    target = tmp_path / "result.json"
+    options = ["--device", "cpu", "--preset", "quick", "--pass-seconds", "0", "--json", str(target)]
+    monkeypatch.setattr(bench_shapes, "PRESETS", {"quick": (bench_shapes.BenchShape((9,), 2, 1),)})
+    monkeypatch.setattr(bench_options, "PRESETS", bench_shapes.PRESETS)
+    assert main(["bench", *options]) == 0
+    result = json.loads(target.read_text())
+    assert result["commit"] == "0123abcd"
+    assert result["peers"] == {} and result["results"][0]["peers"] == {}  # quick is ours alone
 
 
 def test_list_peers(capsys):

@@ -11,7 +11,7 @@ import torch
 from harness.bench_check import judge
 from harness.bench_measure import References
 from harness.errors import UsageError
-from harness.peers import PEERS, choose_peers
+from harness.peers import PEERS, choose_peers, find_peer
 from harness.peers import flashinfer_mla as flashinfer_peer
 from harness.peers import flashmla as flashmla_peer
 from harness.peers import sglang_triton as sglang_peer
@@ -26,6 +26,11 @@ def attend(q, keys, visible, scale):
     scores = (q.reshape(T * H, -1).float() @ keys.float().T) * scale
     scores = scores.masked_fill(~visible.repeat_interleave(H, dim=0), -torch.inf)
     return (torch.softmax(scores, -1) @ keys[:, :512].float()).view(T, H, 512).bfloat16()
+
+
+def causal_mask(T, K):
+    """[T, K] bool: the last T keys are those of the queries, each of which sees no later one."""
+    return torch.ones(T, K, dtype=torch.bool).tril(K - T)
 
 
 def assert_every_set_is_right(peer, work):
@@ -49,11 +54,20 @@ def test_without_a_gpu_every_missing_peer_gives_a_reason():
 
 
 def test_choose_peers():
-    assert [p.name for p in choose_peers("torch,flashmla")] == ["torch", "flashmla"]
+    assert choose_peers("torch,flashmla") == ("torch", "flashmla")
     assert choose_peers("none") == ()
     assert len(choose_peers("all")) == len(PEERS)
     with pytest.raises(UsageError, match="'triton'.*flashinfer-fa2"):
         choose_peers("triton")
+
+
+def test_a_peer_of_the_users_own():
+    (name,) = choose_peers("tests.bench.foreign_peers:Good")
+    assert find_peer(name).available(CPU) is None
+    with pytest.raises(UsageError, match="foreign_peers:Nobody' cannot be imported"):
+        choose_peers("tests.bench.foreign_peers:Nobody")
+    with pytest.raises(UsageError, match="cannot be imported: No module named"):
+        choose_peers("nowhere.at_all:Peer")
 
 
 @pytest.mark.parametrize("run_length", [1, 16, 0])
@@ -123,7 +137,7 @@ class PagedWrapper:
         assert backend in ("fa2", "fa3") and workspace.dtype == torch.int8
 
     def plan(self, qo, kv, indices, lengths, H, ckv, kpe, page, causal, scale, q_type, kv_type):
-        assert (H, ckv, kpe, page, causal) == (3, 512, 64, 1, False)
+        assert (H, ckv, kpe, page, causal) == (3, 512, 64, 1, True)
         assert {qo.dtype, kv.dtype, indices.dtype, lengths.dtype} == {torch.int32}
         assert torch.equal(kv.diff(), lengths)
         self._qo, self._kv, self._kv_indices_buf, self._scale = qo, kv, indices, scale
@@ -134,7 +148,7 @@ class PagedWrapper:
             slots = self._kv_indices_buf[int(self._kv[b]) : int(self._kv[b + 1])]
             keys = torch.cat([ckv[slots, 0], kpe[slots, 0]], -1)
             q = torch.cat([q_nope[rows], q_pe[rows]], -1)
-            out[rows] = attend(q, keys, torch.ones(len(q), len(keys), dtype=torch.bool), self._scale)
+            out[rows] = attend(q, keys, causal_mask(len(q), len(keys)), self._scale)
 
 
 @pytest.mark.parametrize("backend", ["fa2", "fa3"])
@@ -144,7 +158,7 @@ def test_flashinfer_arguments(monkeypatch, backend):
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
     monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)
     monkeypatch.setattr(flashinfer_peer, "WORKSPACE_BYTES", 8)
-    assert assert_every_set_is_right(PEERS[f"flashinfer-{backend}"], small_work()).mask == "open"
+    assert assert_every_set_is_right(PEERS[f"flashinfer-{backend}"], small_work()).mask == "chain"
 
 
 @pytest.mark.parametrize("name", ["sgl_kernel.flash_mla", "flash_mla"])
@@ -152,12 +166,12 @@ def test_flashinfer_arguments(monkeypatch, backend):
 @pytest.mark.parametrize("run_length", [1, 0])
 def test_flashmla_block_tables(monkeypatch, run_length, inside, name):
     def with_kvcache(q, cache, table, lengths, d_v, metadata, splits, softmax_scale, causal):
-        assert (d_v, metadata, causal) == (512, "meta", False)
+        assert (d_v, metadata, causal) == (512, "meta", True)
         assert table.dtype == lengths.dtype == torch.int32 and cache.shape[1:] == (64, 1, 576)
         out = []
         for b, length in enumerate(lengths.tolist()):
             keys = cache[table[b].long()].flatten(0, 2)[:length]
-            out.append(attend(q[b], keys, torch.ones(q.shape[1], length, dtype=torch.bool), softmax_scale))
+            out.append(attend(q[b], keys, causal_mask(q.shape[1], length), softmax_scale))
         return torch.stack(out), torch.zeros(1)
 
     module = ModuleType(name)

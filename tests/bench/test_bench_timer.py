@@ -1,11 +1,13 @@
 import contextlib
+import gc
 import itertools
 import time
+import weakref
 
 import pytest
 
 from harness import timer
-from harness.timer import MAX_REPEATS, MIN_REPEATS, HostStopwatch, Timing, make_stopwatch
+from harness.timer import MAX_REPEATS, MIN_REPEATS, HostStopwatch, Timing, make_stopwatch, take_pass
 
 
 class Fixed:
@@ -42,21 +44,16 @@ def no_warm_up(monkeypatch):
 def test_the_first_rounds_are_not_counted(monkeypatch):
     monkeypatch.setattr(timer, "WARM_S", 0.01)
     stopwatch = Sleeping(1.0)
-    timing = Timing("host")
-    timing.measure(stopwatch, seconds=0)
-    assert stopwatch.rounds > len(timing.passes[0]) == MIN_REPEATS
+    samples = take_pass(stopwatch, seconds=0)
+    assert stopwatch.rounds > len(samples) == MIN_REPEATS
 
 
 def test_a_pass_without_time_still_has_its_least_repeats():
-    timing = Timing("host")
-    timing.measure(Fixed(1.0), seconds=0)
-    assert len(timing.passes[0]) == MIN_REPEATS
+    assert len(take_pass(Fixed(1.0), seconds=0)) == MIN_REPEATS
 
 
 def test_a_fast_pass_ends_at_the_most_repeats():
-    timing = Timing("host")
-    timing.measure(Fixed(1.0), seconds=60)
-    assert len(timing.passes[0]) == MAX_REPEATS
+    assert len(take_pass(Fixed(1.0), seconds=60)) == MAX_REPEATS
 
 
 def test_host_stopwatch_runs_each_call_once_a_round():
@@ -121,6 +118,24 @@ def test_a_graph_holds_every_call_after_two_eager_ones(fake_gpu):
     stopwatch = make_stopwatch("graph", calls)
     assert where == [(0, False), (1, False), (0, True), (1, True), (2, True), (3, True)]
     assert stopwatch.round() == pytest.approx(1000 / 4)  # one millisecond over four calls
+
+
+def test_a_graph_keeps_what_it_points_to(fake_gpu):
+    """A graph holds addresses: a buffer that died with its call would be somebody else's at the next replay."""
+
+    class Buffer:
+        def write(self):
+            pass
+
+    buffer = Buffer()
+    alive = weakref.ref(buffer)
+    stopwatch = make_stopwatch("graph", [buffer.write])
+    del buffer
+    gc.collect()
+    assert alive() is not None
+    del stopwatch
+    gc.collect()
+    assert alive() is None
 
 
 def test_eager_calls_lie_between_two_events(fake_gpu):
