@@ -39,6 +39,12 @@ class Link(Protocol):
         ...
 
 
+def _environment() -> dict[str, str]:
+    """This checkout first, whatever the working folder is."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 class ProcessLink:
     """A process that runs harness.bench_worker; what it prints goes to `log`, or to a file that nobody keeps."""
 
@@ -47,7 +53,7 @@ class ProcessLink:
         self._doing = "start"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.bench_worker"],
-            cwd=ROOT,
+            env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -53,6 +53,8 @@ class Worker:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._device = torch.device(config.device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         self._peer: Peer | None = None if config.contender == SUBJECT else find_peer(config.contender)
         self._pool: torch.Tensor | None = None
         self._shape: BenchShape | None = None

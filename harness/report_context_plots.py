@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.report_load import ResultFile
-from harness.report_plots import Picture
-from harness.report_style import INK, legend, length_axis, log_values, new_figure
+from harness.report_style import INK, Picture, legend, length_axis, log_values, new_figure
 
 SPEED = "Decoded tokens a second by context length, one line a result."
 GPU = "GPU utilisation, memory-controller utilisation and power while decoding, by context length."

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.report_load import BENCH, Record, ResultFile
-from harness.report_plots import Picture
-from harness.report_style import DPI, short
+from harness.report_style import DPI, Picture, short
 
 STYLE = """
 :root { color-scheme: light dark; }

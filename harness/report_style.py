@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -25,6 +27,16 @@ PALETTE = ("#1d4ed8", "#c2410c", "#15803d", "#7c3aed", "#0891b2", "#a16207", "#b
 SHORT_RANGE = 1000
 DPI = 160
 SIZE = (8.0, 4.8)
+US = "microseconds a layer"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure with the file name it gets and the sentence that goes under it."""
+
+    name: str
+    caption: str
+    figure: Figure
 
 
 def new_figure(title: str, subtitle: str, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -88,9 +100,10 @@ def log_values(ax: Axes, label: str) -> None:
     ax.set_ylabel(label, color=INK)
 
 
-def legend(ax: Axes) -> None:
-    """Beside the axes, so that it never hides a line."""
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+def legend(ax: Axes, lines: Sequence[Artist] | None = None, labels: Sequence[str] | None = None) -> None:
+    """Beside the axes, so that it never hides a line; of all that these axes show, or of what is given."""
+    handles = {} if lines is None else {"handles": lines, "labels": labels}
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, **handles)
 
 
 def short(value: float) -> str:

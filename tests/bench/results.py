@@ -8,6 +8,7 @@ from harness.work import Ceilings, count_work, floor
 
 CEILINGS = Ceilings(read_bytes_per_s=4e12, mma_flops_per_s=7e14)
 PEER_COST = {"sglang-triton": (80.0, 190e-3), "flashmla": (22.0, 0.45e-3), "flashinfer-fa2": (27.0, 1.1e-3)}
+MASKS = {"sglang-triton": "tree", "flashmla": "chain", "flashinfer-fa2": "chain"}
 
 
 def bench_record(L: int, H: int = 8, **over: Any) -> dict[str, Any]:
@@ -15,7 +16,8 @@ def bench_record(L: int, H: int = 8, **over: Any) -> dict[str, Any]:
     least = floor(work, CEILINGS)
     us = over.pop("us", 9.0 + 2.2 * least.us)
     peers = {
-        name: {"us": a + b * L, "ratio": (a + b * L) / us, "note": ""} for name, (a, b) in PEER_COST.items()
+        name: {"us": a + b * L, "ratio": (a + b * L) / us, "note": "", "mask": MASKS[name]}
+        for name, (a, b) in PEER_COST.items()
     }
     check = {"rel_norm": 1.7e-3, "worst_row": 2.6e-3, "lse": 2e-5, "green": True}
     return {

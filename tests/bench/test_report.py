@@ -36,6 +36,7 @@ def report(tmp_path_factory):
 def test_pictures(report):
     names = {path.name for path in report.iterdir()}
     for stem in (
+        "main",
         "time-",
         "bandwidth-",
         "speedup-",
@@ -69,10 +70,13 @@ def test_the_page_says_where_figures_come_from(report):
 def test_the_first_picture_is_time_with_peers_and_floors(tmp_path):
     (file,) = load_results([write(tmp_path / "bench.json", full_bench_result())])
     picture = next(bench_pictures(file))
-    (axes,) = picture.figure.axes
-    assert picture.name == "time-h8-t9-bs1-graph"
+    axes, bandwidth = picture.figure.axes
+    assert picture.name == "main" and bandwidth.get_ylabel() == "GB/s"
     labels = [line.get_label() for line in axes.get_lines()]
-    assert labels[0] == OURS and "flashmla" in labels and "floor: bytes" in labels
+    assert labels[0] == OURS and "floor: bytes" in labels
+    assert "sglang-triton" in labels and "flashmla (chain mask)" in labels
+    legend = [text.get_text() for text in bandwidth.get_legend().get_texts()]
+    assert len(legend) == len(set(legend)) and {*labels, "measured read: 4,000 GB/s"} == set(legend)
     assert axes.get_yscale() == "log" and axes.get_xscale() == "symlog"
     ours = axes.get_lines()[0]
     assert list(ours.get_xdata()) == [0, 256, 1024, 4096, 16384, 65536, 131072, 185000]
@@ -84,8 +88,8 @@ def test_a_peer_without_a_time_is_left_out_of_lines_but_not_of_the_table(tmp_pat
     record = bench_record(4096)
     record["peers"]["flashmla"] = {"error": "pages only", "note": ""}
     (file,) = load_results([write(tmp_path / "r.json", bench_result(record, bench_record(1024)))])
-    time = next(bench_pictures(file))
-    line = {line.get_label(): line for line in time.figure.axes[0].get_lines()}["flashmla"]
+    main = next(bench_pictures(file))
+    line = {line.get_label(): line for line in main.figure.axes[0].get_lines()}["flashmla (chain mask)"]
     assert list(line.get_xdata()) == [1024]
     assert "pages only" in page([(file, [])])
 
