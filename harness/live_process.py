@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 POLL_S = 0.25
 
 _groups: set[int] = set()
+_stopped = threading.Event()
 
 
 def run_process(
@@ -30,6 +32,8 @@ def run_process(
 
     The child leads a process group of its own, which is killed when it ends or its time is up.
     """
+    if _stopped.is_set():
+        return "stopped"
     with log.open("w") as output, tempfile.TemporaryFile("w+") as given:
         given.write(stdin)
         given.seek(0)
@@ -48,23 +52,24 @@ def run_process(
 
 @contextmanager
 def processes_end_with_this() -> Iterator[None]:
-    """Kill every child group on the way out, on SIGTERM too: an engine would keep its GPU memory otherwise.
+    """Around everything that calls `run_process`, in the main thread: SIGTERM and SIGINT kill every child group first.
 
-    For the main thread, around everything that calls `run_process`.
+    An engine would keep its GPU memory otherwise, and threads that wait for it would keep this process.
     """
 
     def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    except BaseException:
+        _stopped.set()
         for group in list(_groups):
             _kill(group)
-        raise
+        raise SystemExit(128 + number)
+
+    _stopped.clear()
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _watch(process: subprocess.Popen[bytes], progress: Path, say: Callable[[str], None], deadline: float) -> bool:

@@ -302,6 +302,37 @@ def test_a_run_that_takes_too_long_is_killed_with_its_group(tmp_path, stub_engin
     assert time.monotonic() - started < 30
 
 
+def test_a_terminated_command_leaves_no_engine_behind(tmp_path, stub_engine):
+    code = (
+        "import argparse, sys; from harness import live; live.refuse_without_engine = lambda gpus: None;"
+        "p = argparse.ArgumentParser(); live.add_arguments(p); sys.exit(live.run(p.parse_args(sys.argv[1:])))"
+    )
+    arguments = ["--churn", "0", "--lengths", "none", "--modes", "off,off", "--keep", str(tmp_path / "keep")]
+    env = {**os.environ, "STUB_HANGS": "600"}
+    command = subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, cwd=ROOT)
+    log = tmp_path / "keep" / "off.log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or not (workers := workers_of(tmp_path)):
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.1)
+    command.terminate()
+    assert command.wait(timeout=30) == 128 + 15
+    assert not workers_of(tmp_path) and not (tmp_path / "keep" / "off-2.log").exists(), workers
+
+
+def workers_of(folder: Path) -> list[str]:
+    """Command lines of running workers whose files are in `folder`."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "harness.live_worker" in words and str(folder) in " ".join(words):
+            lines.append(" ".join(words))
+    return lines
+
+
 def test_repetitions_that_differ_are_a_fault(tmp_path, stub_engine, monkeypatch):
     monkeypatch.setenv("STUB_RANDOM", "1")
     repeated = spec("--repeat", "2", "--churn", "0", "--lengths", "none")
