@@ -72,6 +72,7 @@ GAUGES = {
     "relocation_drains": ("Steps left idle so that a relocation could run.", ()),
     "bytes_moved": ("Bytes moved by relocations.", ()),
     "longest_pause_ms": ("Longest pause of the scheduler for a relocation.", ()),
+    "paused_ms": ("Time that the scheduler spent in relocations.", ()),
     "refused": ("Relocations refused.", ()),
 }
 
@@ -91,7 +92,7 @@ def flat(report: Json) -> dict[tuple[str, tuple[str, ...]], float]:
     for name in ("allocs", "frees", "merges"):
         found[name, ()] = report["sorted_allocator"][name]
     counters = report["counters"]
-    for name in ("relocations", "bytes_moved", "longest_pause_ms"):
+    for name in ("relocations", "bytes_moved", "longest_pause_ms", "paused_ms"):
         found[name, ()] = counters[name]
     found["relocation_drains", ()] = counters["drains"]
     found["refused", ()] = sum(counters["refused"].values())

@@ -150,8 +150,18 @@ def move_on_gpu(pools: Pools, plan: Plan, stream: int) -> int:
     Uploads the plan (a few bytes a row) and returns the bytes that will have moved once the stream gets there.
     """
     _check(pools, plan)
-    if len(plan) == 0:
-        return 0
+    if len(plan):
+        _launch(pools, plan, stream)
+    return len(plan) * pools.slot_bytes
+
+
+def warm_up_gpu(pools: Pools, stream: int) -> None:
+    """Compile and load the kernel for the current device, by a launch that reads one row and writes none."""
+    nothing = np.empty(0, np.int64)
+    _launch(pools, Plan(nothing, nothing, np.zeros(1, np.int64), np.array([0, 1]), np.zeros(1, bool)), stream)
+
+
+def _launch(pools: Pools, plan: Plan, stream: int) -> None:
     on = cuda.external_stream(stream) if stream else cuda.default_stream()
     upload = [
         cuda.to_device(a, on) for a in (pools.bases, pools.row_bytes, plan.path, plan.start, plan.cyclic)
@@ -159,7 +169,6 @@ def move_on_gpu(pools: Pools, plan: Plan, stream: int) -> int:
     words = plan.chains * int(pools.row_bytes.max()) // WORD
     blocks = min(BLOCKS_PER_LAYER, -(-words // THREADS))
     _gpu_mover()[(blocks, pools.bases.size), THREADS, on](*upload)
-    return len(plan) * pools.slot_bytes
 
 
 def move_reference(buffers: Sequence[NDArray[Any]], plan: Plan) -> None:

@@ -1,7 +1,8 @@
 """Defragmentation inside one scheduler process: looks every so many steps, asks for a quiet one, relocates.
 
 Everything is decided from step counts and from state that all tensor-parallel ranks share, so ranks decide the same
-in the same step. A look costs a few launches and no wait; its result is read in a later step.
+in the same step; that they do is checked (``ranks.py``). A look costs a few launches and no wait; its result is read
+in the next step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sglang_glue.defrag.export import Exporter
 from sglang_glue.defrag.model_pools import SortCounters
 from sglang_glue.defrag.plan import Plan
 from sglang_glue.defrag.planner import PlannerSettings
+from sglang_glue.defrag.ranks import Ranks, difference, ranks_of
 from sglang_glue.defrag.runs import EMPTY, RunStats
 from sglang_glue.defrag.settings import DefragSettings
 from sglang_glue.defrag.sglang_state import (
@@ -31,7 +33,7 @@ from sglang_glue.defrag.sglang_state import (
     site_of,
     take_snapshot,
 )
-from sglang_glue.defrag.sglang_transaction import Refused, RelocationError, Stamp, execute
+from sglang_glue.defrag.sglang_transaction import Refused, RelocationError, Stamp, execute, warm_up
 from sglang_glue.defrag.snapshot import OwnershipError, Snapshot
 from sglang_glue.defrag.unsupported import Unsupported
 
@@ -50,6 +52,7 @@ class AgentCounters:
     refused: dict[str, int] = field(default_factory=dict)
     last_plan: str = ""
     longest_pause_ms: float = 0.0
+    paused_ms: float = 0.0
 
 
 class Agent:
@@ -67,11 +70,22 @@ class Agent:
         self.site: Site | None = None
         self.unsupported: str | None = None
         self.controller: Controller | None = None
+        self.ranks = Ranks()
         self._readings: tuple[torch_meter.Reading, torch_meter.Reading] | None = None
         self._wanted = False
 
     def enable_relocation(self) -> None:
-        """Relocate in this server, or note and log why that is not possible."""
+        """Relocate in this server if all ranks can, or note and log why that is not possible."""
+        self.ranks = ranks_of(self.scheduler)
+        problem = self._prepare()
+        if not all(ready for (ready,) in self.ranks.gather([problem is None])) and problem is None:
+            problem = "another rank cannot relocate"
+        if problem is not None:
+            self.site, self.controller, self.unsupported = None, None, problem
+            log.warning("verify-numba: no relocation in this server: %s", problem)
+
+    def _prepare(self) -> str | None:
+        """Set up what a relocation needs; returns why that failed."""
         try:
             self.site = site_of(self.scheduler)
             slot_bytes = self.site.pools().slot_bytes
@@ -82,16 +96,20 @@ class Agent:
                 high=self.settings.high,
             )
         except (Unsupported, ValueError) as error:
-            self.site, self.unsupported = None, str(error)
-            log.warning("verify-numba: no relocation in this server: %s", error)
-            return
+            return str(error)
+        try:
+            warm_up(self.site)
+        except Exception as error:
+            log.exception("verify-numba: the mover cannot be used")
+            return f"the mover cannot be used: {type(error).__name__}: {error}"
         # Half: looks come every interval, and a look that had to wait for a quiet step must not skip the next one.
         self.controller = Controller(planner, max(1, self.settings.interval // 2))
+        return None
 
     def before_step(self) -> bool:
         """Called between two steps; True asks the scheduler to launch nothing now, so that the next call is quiet."""
         self.step += 1
-        if self._readings is not None:
+        if self.step > self.settings.interval and (self.step - 1) % self.settings.interval == 0:
             self._read()
         if self._wanted:
             return self._relocate_or_drain()
@@ -103,6 +121,7 @@ class Agent:
         """Settings in force, counters and run lengths, for metrics and status."""
         return {
             "tier": self.settings.tier.value,
+            "step": self.step,
             "relocation": self.unsupported or ("on" if self.controller else "off"),
             "sorted_allocator": vars(self.sorting),
             "counters": vars(self.counters),
@@ -126,14 +145,32 @@ class Agent:
         self._readings = live, torch_meter.start(free[None], count)
 
     def _read(self) -> None:
-        assert self._readings is not None
-        self.live, self.free = (r.stats() for r in self._readings)
-        self._readings = None
-        self.exporter.publish(self.report())
-        if self.controller is not None and self.controller.due(self.step):
+        """Take up the last look's result. Called in the same steps on all ranks, whatever there was to look at."""
+        looked = self._readings is not None
+        if self._readings is not None:
+            self.live, self.free = (r.stats() for r in self._readings)
+            self._readings = None
+            self.exporter.publish(self.report())
+        if self.controller is None or not self._agree(
+            ("looking", "wanting", "live tokens", "live runs", "free slots", "free runs"),
+            (looked, self._wanted, self.live.tokens, self.live.runs, self.free.tokens, self.free.runs),
+        ):
+            return
+        if looked and not self._wanted and self.controller.due(self.step):
             self._wanted = self.controller.wants(self.live.mean)
             if not self._wanted:
                 self.controller.skip(self.step)
+
+    def _agree(self, names: tuple[str, ...], values: tuple[int, ...]) -> bool:
+        """Whether all ranks have the same values; if not, relocation ends on all of them, in this very step."""
+        problem = difference(names, self.ranks.gather(values))
+        if problem is None:
+            return True
+        self.controller, self._wanted, self.unsupported = None, False, problem
+        log.error("verify-numba: relocation is switched off: %s", problem)
+        self.refuse(problem)
+        self.exporter.publish(self.report())
+        return False
 
     def _relocate_or_drain(self) -> bool:
         reason = in_flight(self.scheduler)
@@ -157,21 +194,38 @@ class Agent:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         try:
-            requests = requests_of(self.scheduler)
-            held = holders(requests)
-            stamp = Stamp.of(self.site)
-            snapshot = take_snapshot(self.site, held)
-            snapshot.check()
-            plan = self.controller.decide(self.step, snapshot)
-            if plan is None:
-                return
-            self._carry_out(snapshot, stamp, plan, held, requests)
-        except (Refused, OwnershipError) as error:
-            self.refuse(str(error))
+            self._plan_and_move()
         finally:
             pause = 1e3 * (time.perf_counter() - began)
             self.counters.longest_pause_ms = max(self.counters.longest_pause_ms, pause)
+            self.counters.paused_ms += pause
             self.exporter.publish(self.report())
+
+    def _plan_and_move(self) -> None:
+        assert self.site is not None and self.controller is not None
+        requests = requests_of(self.scheduler)
+        held = holders(requests)
+        stamp = Stamp.of(self.site)
+        snapshot: Snapshot | None = None
+        plan: Plan | None = None
+        refused = ""
+        try:
+            snapshot = take_snapshot(self.site, held)
+            snapshot.check()
+            plan = self.controller.decide(self.step, snapshot)
+        except OwnershipError as error:
+            refused = str(error)
+        if self.ranks.size > 1:
+            seen = (bool(refused), snapshot.digest() if snapshot else 0, plan.digest() if plan else 0)
+            if not self._agree(("refusing", "the snapshot", "the plan"), seen):
+                return
+        if refused:
+            self.refuse(refused)
+        elif snapshot is not None and plan is not None:
+            try:
+                self._carry_out(snapshot, stamp, plan, held, requests)
+            except Refused as error:
+                self.refuse(str(error))
 
     def _carry_out(
         self, snapshot: Snapshot, stamp: Stamp, plan: Plan, held: list[Holder], requests: list[Any]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_glue.defrag.mover import move_on_gpu, move_on_host
+from sglang_glue.defrag.mover import move_on_gpu, move_on_host, warm_up_gpu
 from sglang_glue.defrag.plan import Plan
 from sglang_glue.defrag.sglang_allocator import replace_free
 from sglang_glue.defrag.sglang_state import Holder, Site, tree_nodes
@@ -42,6 +42,14 @@ class Stamp:
     def of(cls, site: Site) -> Stamp:
         allocator = site.allocator
         return cls(allocator.free_pages.data_ptr(), allocator.available_size())
+
+
+def warm_up(site: Site) -> None:
+    """Build and load the mover for the pools' device, so that no relocation waits for a compiler."""
+    device = site.kv_pools[0].kv_buffer[0].device
+    if device.type != "cpu":
+        with torch.cuda.device(device):
+            warm_up_gpu(site.pools(), torch.cuda.current_stream(device).cuda_stream)
 
 
 def move_rows(site: Site, plan: Plan) -> int:

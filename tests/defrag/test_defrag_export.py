@@ -26,6 +26,7 @@ def report() -> dict[str, Any]:
             "bytes_moved": 5,
             "drains": 6,
             "longest_pause_ms": 1.5,
+            "paused_ms": 9.5,
             "refused": {"busy": 2, "other": 1},
         },
         "live_runs": row_stats([np.array([1, 2, 3, 9])]).as_dict(),
