@@ -1,7 +1,8 @@
 """`defrag`: simulate a server's churn and compare what the tiers of KV defragmentation make of it.
 
 Exit code 1 when an invariant breaks: a slot with no owner or several, a token whose row changed, or counters that
-do not add up to the pool.
+do not add up to the pool. `--mover` times the copy of a relocation and `--live` runs a real engine instead, both on
+this machine's GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import Progress
 
-from harness import jsonio
+from harness import defrag_live, jsonio
 from harness.defrag_backend import TIERS, Backend, ModelBackend, ServerShape
 from harness.defrag_content import ContentError
 from harness.defrag_report import TierResult, check_picture, plot, print_table
@@ -26,31 +27,46 @@ from sglang_glue.defrag.reserve import DEFAULT_BLOCK
 from sglang_glue.defrag.snapshot import OwnershipError
 
 MIB = 1 << 20
+DEFAULTS = {
+    "slots": 32_768,
+    "context": 4096,
+    "running": 16,
+    "draft": 9,
+    "interval": 16,
+    "low": 8.0,
+    "high": 32.0,
+    "budget": 64,
+}
 SAMPLES = 400
 """Points in time at which run lengths are taken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
+
+    def add(name: str, kind: type, text: str) -> None:
+        default = f"default {DEFAULTS[name]:g}"
+        if name in defrag_live.DEFAULTS:
+            default += f"; with --live {defrag_live.DEFAULTS[name]:g}"
+        parser.add_argument(f"--{name}", type=kind, help=f"{text} ({default})")
+
     parser.add_argument("--steps", type=int, default=8_000, help="scheduler steps to simulate (default 8000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of arrivals and acceptance (default 0)")
     parser.add_argument("--tier", choices=TIERS, help="run one tier (default: all three, compared)")
     parser.add_argument("--trace", metavar="FILE", help="arrivals from a JSON Lines file instead of the seed")
     parser.add_argument("--backend", choices=("auto", "model", "sglang"), default="auto")
-    parser.add_argument("--slots", type=int, default=32_768, help="slots of the pool (default 32768)")
-    parser.add_argument("--context", type=int, default=4096, help="longest request in tokens (default 4096)")
-    parser.add_argument("--running", type=int, default=16, help="requests that run at once (default 16)")
-    parser.add_argument("--draft", type=int, default=9, help="draft tokens a step, root included (default 9)")
+    add("slots", int, "slots of the pool")
+    add("context", int, "longest request in tokens")
+    add("running", int, "requests that run at once")
+    add("draft", int, "draft tokens a step, root included")
     parser.add_argument("--load", type=float, default=0.12, help="mean arrivals a step (default 0.12)")
     parser.add_argument(
         "--block", type=int, default=DEFAULT_BLOCK, help="decode growth in slots; 0: as needed"
     )
-    parser.add_argument("--interval", type=int, default=16, help="scheduler steps between looks (default 16)")
-    parser.add_argument(
-        "--low", type=float, default=8.0, help="relocate below this mean run length (default 8)"
-    )
-    parser.add_argument("--high", type=float, default=32.0, help="... until it reaches this one (default 32)")
-    parser.add_argument("--budget", type=int, default=64, help="MiB to move a relocation (default 64)")
+    add("interval", int, "scheduler steps between looks")
+    add("low", float, "relocate below this mean run length")
+    add("high", float, "... until it reaches this one")
+    add("budget", int, "MiB to move a relocation")
     parser.add_argument("--slot-bytes", type=int, default=61 * 1152, help="bytes a slot (default 61 layers)")
     parser.add_argument(
         "--check-every", type=int, default=500, help="steps between full checks (default 500)"
@@ -58,12 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mover", action="store_true", help="time the mover on this machine's GPU instead")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-' for stdout)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw run lengths over time")
+    defrag_live.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the tiers; returns the exit code."""
     if args.json:
         jsonio.check_target(args.json)
+    for name, value in (defrag_live.DEFAULTS if args.live else DEFAULTS).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.live:
+        return defrag_live.run(args)
     if args.mover:
         return _time_mover(args)
     shape, settings = _shape(args), _settings(args)
