@@ -26,7 +26,10 @@ from harness.report_style import (
 UNIT_ROUNDOFF = 2.0**-9
 """Half a bf16 ulp, relative: the most that rounding one number to bf16 changes it."""
 
-_MAIN = "Time of one verify step of one layer by prefix length, and the latent bandwidth that it comes to."
+_MAIN = (
+    "Time of one verify step of one layer by prefix length, and the latent bandwidth that it comes to. "
+    "A peer with a chain mask cannot do the tree: its draft token i sees tokens 0 to i."
+)
 _TIME = "Time of one verify step of one layer by prefix length, with the time its bytes and operations take at least."
 _BANDWIDTH = "Latent bytes a second by prefix length, counting every row once; the line is the measured read bandwidth."
 _SPEEDUP = "How many times longer each peer takes, timed in the same run and the same mode."

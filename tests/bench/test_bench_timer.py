@@ -4,10 +4,12 @@ import itertools
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 from harness import timer
 from harness.timer import MAX_REPEATS, MIN_REPEATS, HostStopwatch, Timing, make_stopwatch, take_pass
+from tests.benchmarks import gpu_clock
 
 
 class Fixed:
@@ -153,3 +155,22 @@ def test_a_call_that_cannot_be_captured_is_heard(fake_gpu):
 
     with pytest.raises(RuntimeError, match="capturing"):
         make_stopwatch("graph", [call, call])
+
+
+def test_the_clock_of_the_benchmark_suite_stays_fine_over_hours(monkeypatch):
+    """Events give float32 milliseconds: a distance of hours is coarser than what is timed."""
+
+    class Event(FakeEvent):
+        def elapsed_time(self, later):
+            return float(np.float32(later.at - self.at))
+
+        def synchronize(self):
+            pass
+
+    monkeypatch.setattr(timer.torch.cuda, "Event", Event)
+    monkeypatch.setattr(gpu_clock, "_state", {"last": None, "seconds": 0.0, "share": 4})
+    gpu_clock.gpu_clock()
+    FakeEvent.clock += 3 * 3600e3 + 0.37
+    start = gpu_clock.gpu_clock()
+    FakeEvent.clock += 0.1
+    assert gpu_clock.gpu_clock() - start == pytest.approx((1 + 0.1) / 1e3 / 4, rel=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_state: dict[str, Any] = {"start": None, "share": 1}
+_state: dict[str, Any] = {"last": None, "seconds": 0.0, "share": 1}
 
 
 def calls_a_round(count: int) -> None:
@@ -13,12 +13,17 @@ def calls_a_round(count: int) -> None:
 
 
 def gpu_clock() -> float:
-    """Seconds of GPU time since the first reading, divided by the calls in a round."""
+    """Seconds of GPU time since the first reading, divided by the calls in a round.
+
+    Summed from reading to reading: events give their distance as float32 milliseconds, which over minutes would be
+    coarser than what is timed.
+    """
     import torch
 
     now = torch.cuda.Event(enable_timing=True)
     now.record()
     now.synchronize()
-    if _state["start"] is None:
-        _state["start"] = now
-    return float(_state["start"].elapsed_time(now)) / 1e3 / _state["share"]
+    if _state["last"] is not None:
+        _state["seconds"] += _state["last"].elapsed_time(now) / 1e3
+    _state["last"] = now
+    return float(_state["seconds"]) / float(_state["share"])

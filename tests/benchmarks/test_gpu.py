@@ -58,8 +58,8 @@ def contender_of(name, work):
     return KNOWN[name].prepare(work)
 
 
-@pytest.mark.parametrize("name", ["verify-numba", *PEERS])
 @pytest.mark.parametrize("shape", SHAPES, ids=shape_id)
+@pytest.mark.parametrize("name", ["verify-numba", *PEERS])
 def test_shape_in_a_graph(benchmark, pool, shape, name):
     from harness.bench_inputs import Coldness, Workload
     from harness.bench_measure import References, check_contender
