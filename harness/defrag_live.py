@@ -20,6 +20,7 @@ from harness.defrag_live_report import faults_of, print_runs
 from harness.defrag_live_run import TierRun, TierRunner
 from harness.errors import UsageError
 from harness.live_model import build_model
+from harness.live_process import processes_end_with_this
 from harness.live_run import refuse_without_engine
 from harness.live_spec import ALGORITHMS, LiveSpec
 from sglang_glue.defrag.settings import DefragSettings, DefragSettingsError
@@ -47,26 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--live", action="store_true", help="serve with a real SGLang engine on this machine's GPU instead"
     )
     group.add_argument("--requests", type=int, default=240, help="requests to serve (default 240)")
-    group.add_argument(
-        "--tiers", default="off,sort,relocate", help="tiers to run, in order (default %(default)s)"
-    )
-    group.add_argument(
-        "--verify", choices=("off", "on"), default="on", help="KDTREE_VERIFY of all tiers (default on)"
-    )
+    group.add_argument("--tiers", default="off,sort,relocate", help="tiers to run, in order (default %(default)s)")
+    group.add_argument("--verify", choices=("off", "on"), default="on", help="KDTREE_VERIFY of all tiers (default on)")
     group.add_argument("--algorithm", choices=ALGORITHMS, default="ngram", help="speculation (default ngram)")
     group.add_argument("--layers", type=int, default=4, help="layers of the model (default 4)")
-    group.add_argument(
-        "--lengths", default="8192", help="prefixes whose steps are timed after the churn; 'none'"
-    )
+    group.add_argument("--lengths", default="8192", help="prefixes whose steps are timed after the churn; 'none'")
     group.add_argument(
         "--tie", type=float, default=0.1, help="log-probability gap up to which tokens tie (default 0.1)"
     )
-    group.add_argument(
-        "--timeout", type=float, default=240.0, help="seconds an engine may take in all (default 240)"
-    )
-    group.add_argument(
-        "--memory", type=float, default=0.35, help="fraction of GPU memory for an engine (default 0.35)"
-    )
+    group.add_argument("--timeout", type=float, default=240.0, help="seconds an engine may take in all (default 240)")
+    group.add_argument("--memory", type=float, default=0.35, help="fraction of GPU memory for an engine (default 0.35)")
     group.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and raw results here")
 
 
@@ -89,7 +80,8 @@ def _compare(args: argparse.Namespace, tiers: list[str], spec: LiveSpec, folder:
     for tier in tiers:
         print(f"{tier}: starting the engine", file=sys.stderr, flush=True)
         base = next((r.tier for r in runs if r.failure is None), None)
-        runs.append(runner.run(tier, base))
+        with processes_end_with_this():
+            runs.append(runner.run(tier, base))
     faults = [fault for one in runs for fault in faults_of(one, args.verify == "on", args.tie)]
     print_runs(runs, faults, args.tie, console)
     if args.json:
@@ -150,9 +142,7 @@ def spec_of(args: argparse.Namespace) -> LiveSpec:
         engine=(("max_total_tokens", args.slots), ("chunked_prefill_size", CHUNK)),
     )
     if args.slots < spec.context_length:
-        raise UsageError(
-            f"--slots {args.slots}: expected at least {spec.context_length}, one request of each length"
-        )
+        raise UsageError(f"--slots {args.slots}: expected at least {spec.context_length}, one request of each length")
     return spec
 
 

@@ -43,9 +43,7 @@ def _at_work(run: TierRun) -> list[str]:
         if run.tier == "relocate" and report["relocation"] != "on":
             found.append(f"{where} does not relocate: {report['relocation']}")
         elif run.tier == "relocate" and not counters["relocations"]:
-            found.append(
-                f"{where} never moved anything, in {counters['looks']} looks: this run proves nothing"
-            )
+            found.append(f"{where} never moved anything, in {counters['looks']} looks: this run proves nothing")
     return found
 
 
@@ -92,9 +90,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _course(runs: Sequence[TierRun]) -> Table:
-    table = Table(
-        "share of the churn", *(r.tier for r in runs), title="Mean run (typical run), in tokens, over time"
-    )
+    table = Table("share of the churn", *(r.tier for r in runs), title="Mean run (typical run), in tokens, over time")
     for part in range(TIMES):
         cells = []
         for run in runs:
@@ -108,10 +104,7 @@ def _course(runs: Sequence[TierRun]) -> Table:
 def _distribution(runs: Sequence[TierRun]) -> Table:
     title = "Runs by length, second half of the churn, per cent"
     table = Table("at least", *(r.tier for r in runs), title=title)
-    counts = [
-        np.sum([r["live_runs"]["histogram"] for r in late(run)] or [[0] * len(BUCKETS)], axis=0)
-        for run in runs
-    ]
+    counts = [np.sum([r["live_runs"]["histogram"] for r in late(run)] or [[0] * len(BUCKETS)], axis=0) for run in runs]
     edges = [*SHOWN_BUCKETS, 1 << 62]
     for low, high in zip(edges[:-1], edges[1:], strict=True):
         inside = [i for i, bound in enumerate(BUCKETS) if low <= bound < high]
@@ -189,11 +182,7 @@ def _print_answers(run: TierRun, tie: float, console: Console) -> None:
     text = f"{run.tier}: {whole - len(different)} of {whole} answers have the same tokens"
     console.print(text, highlight=False)
     for one in different:
-        gap = (
-            "not among the likeliest tokens"
-            if one["gap"] is None
-            else f"log-probability gap {one['gap']:.4f}"
-        )
+        gap = "not among the likeliest tokens" if one["gap"] is None else f"log-probability gap {one['gap']:.4f}"
         near = one["gap"] is not None and one["gap"] <= tie
         first, second = one["tokens"]
         where = f"  request {one['request']}, token {one['position']}: {first} or {second}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.live_run import ROOT, plugin_paths
+from harness.live_process import run_process
+from harness.live_run import plugin_paths
 from harness.live_spec import LiveSpec
 from sglang_glue.settings import PREFIX
 from sglang_glue.status import RUN_VARIABLE, read_statuses
@@ -47,9 +46,7 @@ class TierRunner:
     """Starts workers for one spec in one folder. ``settings`` are the KDTREE_ variables that all tiers share,
     ``timeout`` the seconds that an engine may take in all."""
 
-    def __init__(
-        self, spec: LiveSpec, model: Path, folder: Path, settings: dict[str, str], timeout: float
-    ) -> None:
+    def __init__(self, spec: LiveSpec, model: Path, folder: Path, settings: dict[str, str], timeout: float) -> None:
         self._spec = spec
         self._model = model
         self._folder = folder
@@ -61,39 +58,30 @@ class TierRunner:
         result, log, status = (self._folder / f"{tier}{end}" for end in (".json", ".log", "-status"))
         command = [sys.executable, "-m", "harness.defrag_live_worker", self._spec.to_json(), str(self._model)]
         command += [str(result), *([str(self._folder / f"{base}.json")] if base else [])]
-        with log.open("w") as output:
-            ended = _bounded(command, self._environment(tier, status), output, self._timeout)
+        progress = self._folder / f"{tier}.progress"
+        for old in (result, progress):
+            old.unlink(missing_ok=True)
+        shutil.rmtree(status, ignore_errors=True)
+        ended = run_process(
+            command,
+            env=self._environment(tier, status),
+            stdin="",
+            log=log,
+            progress=progress,
+            say=lambda line: print(f"{tier}: {line}", file=sys.stderr, flush=True),
+            timeout_s=self._timeout,
+        )
         found: Json = json.loads(result.read_text()) if result.exists() else {}
         failure = None
         if not found.get("complete"):
             end = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            failure = f"the engine {ended}; {log} ends:\n{end}"
+            failure = f"the engine failed ({ended or 'no result'}); {log} ends:\n{end}"
         backends = [b for s in read_statuses(status) for b in s.content.get("backends") or []]
         return TierRun(tier, found, backends, failure)
 
     def _environment(self, tier: str, status: Path) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) and k != RUN_VARIABLE}
-        paths = [*plugin_paths(self._folder / "plugins"), *filter(None, [kept.get("PYTHONPATH")])]
+        paths = [*plugin_paths(self._folder / "plugin"), *filter(None, [kept.get("PYTHONPATH")])]
         own = {"KDTREE_DEFRAG": tier, "KDTREE_STATUS": str(status), "PYTHONPATH": os.pathsep.join(paths)}
+        own["PYTHONUNBUFFERED"] = "1"
         return {**kept, **self._settings, **own}
-
-
-def _bounded(command: list[str], environment: dict[str, str], output: Any, timeout: float) -> str:
-    """Run a command and all that it starts for so long at most; returns how it ended."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    )
-    try:
-        return f"ended with exit code {process.wait(timeout)}"
-    except subprocess.TimeoutExpired:
-        return f"was stopped after {timeout:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # schedulers outlive an engine that crashed
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -127,42 +127,58 @@ def next_logprobs(engine: Any, prompts: list[list[int]]) -> list[dict[int, float
     if not prompts:
         return []
     flush(engine)
-    answers = engine.generate(
-        input_ids=prompts, sampling_params=greedy(1), return_logprob=True, top_logprobs_num=8
-    )
+    answers = engine.generate(input_ids=prompts, sampling_params=greedy(1), return_logprob=True, top_logprobs_num=8)
     tops = [answer["meta_info"]["output_top_logprobs"][0] for answer in answers]
     return [{int(token): float(logprob) for logprob, token, *_ in top} for top in tops]
+
+
+class Progress:
+    """What has been found so far, on disk after each part, and a line beside it."""
+
+    def __init__(self, result: Path) -> None:
+        self._result = result
+        self._lines = result.with_suffix(".progress")
+        self._began = time.perf_counter()
+        self.found: Json = {"complete": False}
+
+    def add(self, line: str, **found: Any) -> None:
+        """Keep some findings and say that they are there."""
+        self.found |= found
+        partial = self._result.with_suffix(".partial")
+        partial.write_text(json.dumps(self.found))
+        partial.replace(self._result)
+        with self._lines.open("a") as lines:
+            lines.write(f"{time.perf_counter() - self._began:6.1f} s: {line}\n")
+
+
+def serve(engine: Any, spec: LiveSpec, progress: Progress, base: str | None) -> None:
+    """Churn, timings, and what differs from the base."""
+    jobs = jobs_of(spec)
+    engine.generate(input_ids=jobs[0].prompt, sampling_params=greedy(16))  # small kernels are built on first use
+    progress.add("the first answer is there")
+    series = Series(Path(os.environ["KDTREE_STATUS"]))
+    answers = engine.loop.run_until_complete(churn(engine, jobs, series, spec.batch + WAITING))
+    seconds = time.perf_counter() - series.began
+    progress.add(f"{len(answers)} requests in {seconds:.1f} s", answers=answers, churn_s=seconds)
+    timings = [time_length(engine, spec, length) for length in spec.lengths]
+    series.poll()
+    progress.add("timed", timings=timings, series=series.reports, ranks=series.latest())
+    if base:
+        others = json.loads(Path(base).read_text())["answers"]
+        found = differences(engine, jobs, answers, others)
+        progress.add(f"{len(found)} answers differ", differences=found)
 
 
 def main(spec_text: str, model: str, result: str, base: str | None = None) -> None:
     import sglang
 
-    spec = LiveSpec.from_json(spec_text)
-    jobs = jobs_of(spec)
-    began = time.perf_counter()
+    spec, progress = LiveSpec.from_json(spec_text), Progress(Path(result))
     engine = sglang.Engine(**engine_options(spec, model))
     try:
-        found: Json = {
-            "sglang": sglang.__version__,
-            "start_s": time.perf_counter() - began,
-            "complete": False,
-        }
-        engine.generate(
-            input_ids=jobs[0].prompt, sampling_params=greedy(16)
-        )  # small kernels are built on first use
-        series = Series(Path(os.environ["KDTREE_STATUS"]))
-        found["answers"] = engine.loop.run_until_complete(churn(engine, jobs, series, spec.batch + WAITING))
-        found["churn_s"] = time.perf_counter() - series.began
-        found["timings"] = [time_length(engine, spec, length) for length in spec.lengths]
-        series.poll()
-        found |= {"series": series.reports, "ranks": series.latest()}
-        Path(result).write_text(json.dumps(found))  # the rest may fail, and this is worth having
-        if base:
-            found["differences"] = differences(
-                engine, jobs, found["answers"], json.loads(Path(base).read_text())["answers"]
-            )
+        progress.add("the engine is up", sglang=sglang.__version__)
+        serve(engine, spec, progress, base)
         time.sleep(SETTLE_S)
-        Path(result).write_text(json.dumps({**found, "complete": True}))
+        progress.add("done", complete=True)
     finally:
         engine.shutdown()
 
