@@ -15,7 +15,7 @@ LOSSES_IN_A_ROW = 2
 class Limits:
     """Seconds that one answer may take: `start` to import and to compile, `step` to check or to time a shape."""
 
-    start: float = 240.0
+    start: float = 150.0
     step: float = 60.0
 
 
@@ -33,6 +33,11 @@ class Contestant:
         self._lost_on: dict[str, str] = {}
         self._losses = 0
         self._given_up = ""
+
+    @property
+    def alive(self) -> bool:
+        """It has a process, as far as anybody knows."""
+        return self._link is not None
 
     def start(self) -> Link:
         """Begin to start the process, without waiting for it."""
@@ -90,8 +95,8 @@ class Contestant:
                 raise Failed("its process is gone, and with it what was opened")
             link = self.start()
             self._hello()
+        link.begin(request)
         try:
-            link.begin(request)
             reply = link.finish(limit)
         except Lost as lost:
             self._lose(link, shape, str(lost))

@@ -26,7 +26,7 @@ class Lost(Exception):
 
 
 class Link(Protocol):
-    """`begin` sends a request, `finish` waits for its reply at most `limit` seconds; both raise Lost."""
+    """`begin` sends a request, `finish` waits for its reply at most `limit` seconds and raises Lost."""
 
     def begin(self, request: Message) -> None: ...
 
@@ -87,14 +87,13 @@ class ProcessLink:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may hold it for longer
+                self._process.wait(STOP_S)
 
     def _write(self, message: Message) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # a process that is gone is found out when its reply is waited for
             print(json.dumps(message), file=self._process.stdin, flush=True)
-        except OSError:
-            raise Lost(self._death()) from None
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -111,9 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--start-limit",
         type=float,
-        default=240.0,
+        default=150.0,
         metavar="S",
-        help="the same for importing and compiling (default 240)",
+        help="the same for importing and compiling (default 150)",
     )
     how.add_argument(
         "--seconds",

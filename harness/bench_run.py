@@ -146,6 +146,8 @@ class BenchRun:
                 total += contestant.warm(shape.as_json(), [variant.as_json() for variant in variants])
             except Failed as failure:
                 self._say(f"{contestant.name}, {shape}: {failure}")
+                if not contestant.alive:
+                    return
         self._say(f"{contestant.name}: compiled and started, {total:.0f} s")
 
     def _shapes(self, subject: Contestant, peers: Sequence[Contestant], ceilings: Ceilings) -> None:
@@ -171,7 +173,7 @@ class BenchRun:
         self._pass(ours)
         for peer in peers if any(entry.timed for entry in ours) else ():
             self._keep(earlier, task, ours, theirs)
-            self._say(f"{task.shape} {task.mode}: {peer.name}, at {time.monotonic() - self._started:.0f} s")
+            self._tell(task, ours, peer)
             entry = Entry(peer, shape)
             theirs.append(entry)
             entry.open(task.mode)
@@ -181,6 +183,11 @@ class BenchRun:
         subject.close()
         for record in self._keep(earlier, task, ours, theirs):
             print(line(record, task.shape.length_label), flush=True)
+
+    def _tell(self, task: Task, ours: Sequence[Entry], peer: Contestant) -> None:
+        times = ", ".join(f"{entry.timing.us:.1f}" for entry in ours if entry.timing and entry.timed)
+        seconds = time.monotonic() - self._started
+        self._say(f"{seconds:4.0f} s  {task.shape} {task.mode}: ours {times} us; now {peer.name}")
 
     def _pass(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
