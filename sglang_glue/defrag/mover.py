@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -151,24 +151,23 @@ def move_on_gpu(pools: Pools, plan: Plan, stream: int) -> int:
     """
     _check(pools, plan)
     if len(plan):
-        _launch(pools, plan, stream)
+        stage(pools, plan, stream)()
     return len(plan) * pools.slot_bytes
 
 
 def warm_up_gpu(pools: Pools, stream: int) -> None:
     """Compile and load the kernel for the current device, by a launch that reads one row and writes none."""
     nothing = np.empty(0, np.int64)
-    _launch(pools, Plan(nothing, nothing, np.zeros(1, np.int64), np.array([0, 1]), np.zeros(1, bool)), stream)
+    stage(pools, Plan(nothing, nothing, np.zeros(1, np.int64), np.array([0, 1]), np.zeros(1, bool)), stream)()
 
 
-def _launch(pools: Pools, plan: Plan, stream: int) -> None:
+def stage(pools: Pools, plan: Plan, stream: int) -> Callable[[], None]:
+    """Upload a plan that moves something; returns what launches it."""
     on = cuda.external_stream(stream) if stream else cuda.default_stream()
-    upload = [
-        cuda.to_device(a, on) for a in (pools.bases, pools.row_bytes, plan.path, plan.start, plan.cyclic)
-    ]
+    upload = [cuda.to_device(a, on) for a in (pools.bases, pools.row_bytes, plan.path, plan.start, plan.cyclic)]
     words = plan.chains * int(pools.row_bytes.max()) // WORD
     blocks = min(BLOCKS_PER_LAYER, -(-words // THREADS))
-    _gpu_mover()[(blocks, pools.bases.size), THREADS, on](*upload)
+    return partial(_gpu_mover()[(blocks, pools.bases.size), THREADS, on], *upload)
 
 
 def move_reference(buffers: Sequence[NDArray[Any]], plan: Plan) -> None:

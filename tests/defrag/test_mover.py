@@ -19,6 +19,7 @@ from sglang_glue.defrag.mover import (
     move_on_host,
     move_reference,
     pools_of_arrays,
+    warm_up_gpu,
 )
 from sglang_glue.defrag.plan import Plan, make_plan
 
@@ -107,16 +108,36 @@ def test_rows_arrive_on_the_gpu(moves: dict[int, int]) -> None:
         SLOTS + 1,
     )
     plan = plan_of(moves)
+    warm_up_gpu(pools, 0)
     move_on_gpu(pools, plan, stream=0)
     move_reference(want, plan)
     for got, expected in zip(on_device, want, strict=True):
         assert np.array_equal(got.copy_to_host(), expected)
 
 
+@pytest.mark.gpu
+def test_rows_of_torch_tensors_move_on_torch_s_stream() -> None:
+    """As in a server: the launch is ordered with what torch does on its own stream before and after."""
+    torch = pytest.importorskip("torch")
+    rows, moves = 4096, {i: i + 1 for i in range(1, 4000)}
+    plan = plan_of(moves, rows - 1)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        buffers = [torch.randint(0, 1000, (rows, 1, 576), device="cuda").to(torch.bfloat16) for _ in range(3)]
+        want = [b.cpu() for b in buffers]
+        pools = Pools(np.array([b.data_ptr() for b in buffers], np.int64), np.full(3, 1152, np.int64), rows)
+        for buffer, old in zip(buffers, want, strict=True):
+            buffer += 1
+            old += 1
+        assert move_on_gpu(pools, plan, torch.cuda.current_stream().cuda_stream) == len(plan) * 3 * 1152
+        got = [(b + 1).cpu() for b in buffers]
+    for after, old in zip(got, want, strict=True):
+        moved = old.clone()
+        moved[torch.from_numpy(plan.dst)] = old[torch.from_numpy(plan.src)]
+        assert torch.equal(after, moved + 1)
+
+
 def test_the_gpu_kernel_copies_wide_words_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimpleNamespace(
-        compute_capability=(12, 0)
-    )  # device functions ask for it; there may be no GPU here
+    device = SimpleNamespace(compute_capability=(12, 0))  # device functions ask for it; there may be no GPU here
     monkeypatch.setattr("numba.cuda.dispatcher.get_current_device", lambda: device)
     table, flags = types.int64[::1], types.boolean[::1]
     kernel = _gpu_mover.__wrapped__()
