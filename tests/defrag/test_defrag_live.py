@@ -215,7 +215,8 @@ class TestRunner:
     ) -> None:
         script = "import json, os, sys; r = dict(complete=True, argv=sys.argv[1:], env=dict(os.environ)); "
         script += "open(sys.argv[3], 'w').write(json.dumps(r))"
-        run = self.started(script, tmp_path, monkeypatch).run("relocate", "off")
+        body = f'exec {sys.executable} -c "{script}" "$@"'
+        run = self.started(body, tmp_path, monkeypatch).run("relocate", "off")
         assert run.failure is None
         env = run.result["env"]
         assert env["KDTREE_DEFRAG"] == "relocate" and env["KDTREE_VERIFY"] == "on"
@@ -226,23 +227,21 @@ class TestRunner:
     def test_a_worker_that_hangs_is_stopped_with_all_it_started(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        script = "import subprocess, time; p = subprocess.Popen(['sleep', '60']); print('pid', p.pid, flush=True); "
-        run = self.started(script + "time.sleep(60)", tmp_path, monkeypatch, 3.0).run("sort", None)
-        assert run.failure is not None and "not done after 3 s, killed" in run.failure
+        run = self.started("sleep 600 & echo pid $!; wait", tmp_path, monkeypatch, 5.0).run("sort", None)
+        assert run.failure is not None and "not done after 5 s, killed" in run.failure
         child = int((tmp_path / "sort.log").read_text().split()[1])
         status = Path(f"/proc/{child}/stat")
         assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
     def test_a_crash_shows_the_end_of_its_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = self.started("raise SystemExit('no memory left')", tmp_path, monkeypatch).run("off", None)
+        run = self.started("echo no memory left; exit 1", tmp_path, monkeypatch).run("off", None)
         assert run.failure is not None and "failed (exit 1)" in run.failure and "no memory left" in run.failure
         assert faults_of(run, True, 0.1) == [f"off: {run.failure}"]
 
-    def started(self, script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout: float = 60.0) -> TierRunner:
+    def started(self, body: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout: float = 60.0) -> TierRunner:
         program = folder / "python"
-        program.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "$SCRIPT" "$@"\n')
+        program.write_text(f"#!/bin/sh\nshift 2\n{body}\n")
         program.chmod(0o755)
-        monkeypatch.setenv("SCRIPT", script)
         monkeypatch.setattr(defrag_live_run.sys, "executable", str(program))
         return TierRunner(spec(), folder / "model", folder, defrag_live.settings_of(arguments()), timeout)
 
