@@ -66,6 +66,7 @@ class BackendFacts:
     pool_slots: int
     algorithm: str
     rank: str
+    tp_size: int
 
 
 def facts_of(backend: Any, model_runner: Any, skip_prefill: bool = False) -> BackendFacts:
@@ -87,6 +88,7 @@ def facts_of(backend: Any, model_runner: Any, skip_prefill: bool = False) -> Bac
         pool_slots=int(pool.kv_buffer[0].shape[0]) if layers else 0,
         algorithm=_algorithm(model_runner),
         rank=rank_of(model_runner),
+        tp_size=_parallel(model_runner, "tp_size"),
     )
 
 
@@ -120,6 +122,13 @@ def _parallel(model_runner: Any, name: str) -> int:
 
         value = getattr(get_parallel(), name)
     return int(value)
+
+
+def tp_cpu_group() -> Any:
+    """The tensor-parallel ranks' process group for host memory."""
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group().cpu_group
 
 
 def has_slot(backend: Any) -> bool:
@@ -199,9 +208,7 @@ class CurrentBatch:
         """Wrap this backend's `forward_extend`, and only this one's."""
         inner = backend.forward_extend
 
-        def forward_extend(
-            q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any
-        ) -> Any:
+        def forward_extend(q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any) -> Any:
             self.forward_batch = forward_batch
             try:
                 return inner(q, k, v, layer, forward_batch, *args, **kw)

@@ -62,7 +62,7 @@ class Capture:
 
     def __init__(self, settings: CaptureSettings, facts: BackendFacts, current: CurrentBatch) -> None:
         self._settings = settings
-        self._current = current
+        self.current = current
         self._layers = list(facts.layer_of.values())
         self._steps = 0
         self._skipped: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Capture:
         if not self._wanted(row):
             return
         self._free += self._writer.returned()
-        batch = self._current.forward_batch
+        batch = self.current.forward_batch
         if batch is None:
             self._skipped["no_batch"] += 1
         elif not self._free:
@@ -95,9 +95,7 @@ class Capture:
             return False
         return self._settings.layers is None or self._layers[row] in self._settings.layers
 
-    def _tensors(
-        self, call: SlotCall, batch: Any, mismatch: Tensor | None, triton: Tensor
-    ) -> dict[str, Tensor]:
+    def _tensors(self, call: SlotCall, batch: Any, mismatch: Tensor | None, triton: Tensor) -> dict[str, Tensor]:
         # How long the prefixes are is known on the device only: copy up to the limit, the writer trims or drops.
         most = min(call.kv_indices.numel(), self._settings.max_prefix)
         slots = call.kv_indices[:most].clamp(0, call.k_buffer.shape[0] - 1)

@@ -37,9 +37,7 @@ class CaptureWriter:
     def __init__(self, settings: CaptureSettings, facts: BackendFacts) -> None:
         self._settings = settings
         self._facts = facts
-        self._gpu = (
-            torch.cuda.get_device_name(facts.device) if facts.device.startswith("cuda") else facts.device
-        )
+        self._gpu = torch.cuda.get_device_name(facts.device) if facts.device.startswith("cuda") else facts.device
         self._counts: Counter[str] = Counter()
         self._number = itertools.count()
         self._waiting: queue.SimpleQueue[Stage] = queue.SimpleQueue()

@@ -17,12 +17,8 @@ class Counters:
     def __init__(self, layers: list[int], board: Board) -> None:
         self.layers = layers
         self._board = board
-        self._ours = {
-            tag: Counter[int]() for tag in Tag
-        }  # launches by layer; a graph counts once, when captured
-        self._graph_sizes: dict[
-            int, set[int]
-        ] = {}  # batch size of a captured graph -> layers of it that are ours
+        self._ours = {tag: Counter[int]() for tag in Tag}  # launches by layer; a graph counts once, when captured
+        self._graph_sizes: dict[int, set[int]] = {}  # batch size of a captured graph -> layers of it that are ours
         self._declines = {tag: Counter[str]() for tag in Tag}
         self._errors: Counter[str] = Counter()
 

@@ -45,9 +45,7 @@ class DiffStats:
         prefix = lengths.index_select(0, (worst // call.max_extend_len).view(1))[0]  # [scalar] would synchronise
         one = torch.ones_like(rel)
         sums = (one, live.sum(), mismatch, sq_diff, sq_triton, nan_ours, (live & ~finite_triton).sum())
-        self._accumulate(
-            self._board.stats[tag, layer], _row(sums), rel, max_abs, _row((prefix, one * call.bs))
-        )
+        self._accumulate(self._board.stats[tag, layer], _row(sums), rel, max_abs, _row((prefix, one * call.bs)))
         self._remember(mismatch, _row((one * tag, one * layer, one * call.bs, prefix, rel, max_abs)))
         return mismatch
 
@@ -80,9 +78,7 @@ def _by_row(ours: Tensor, triton: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     )
 
 
-def _totals(
-    diff: Tensor, norm: Tensor, largest: Tensor, use: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _totals(diff: Tensor, norm: Tensor, largest: Tensor, use: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sq_diff = torch.where(use, diff, 0).double().square().sum()
     sq_triton = torch.where(use, norm, 0).double().square().sum()
     # An all-zero reference with any difference is an infinite relative norm; equal is 0.

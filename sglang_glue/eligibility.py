@@ -11,6 +11,9 @@ from verify_numba.dims import D_QK, D_V
 MAX_T = 64
 MAX_H = 128
 
+RANK_FALLBACK = "rank_fallback"
+"""Counted for eager calls after an error of ours on some rank (`sglang_glue.ranks`); not a property of the call."""
+
 
 @dataclass(frozen=True)
 class Limits:

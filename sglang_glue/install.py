@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_glue import backend as sgl
 from sglang_glue.eligibility import Limits, backend_decline
+from sglang_glue.ranks import FallbackFlag, RanksApart, agreed_reason
 from sglang_glue.settings import Settings
 from sglang_glue.status import StatusFile
 
@@ -30,10 +31,12 @@ class Installer:
         self._reporter: Reporter | None = None
 
     def after_init(self, result: None, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
-        """Enter the slot of `backend`, or leave it as SGLang made it and record why. Never raises."""
+        """Enter the slot of `backend`, or leave it as SGLang made it and record why. Raises RanksApart alone."""
         skip_prefill = bool(args[0] if args else kwargs.get("skip_prefill", False))
         try:
             self._consider(backend, model_runner, skip_prefill)
+        except RanksApart:
+            raise
         except Exception as error:
             log.exception("verify-numba: cannot be installed; Triton serves this backend")
             self._record({"rank": "unknown", "declined": f"{type(error).__name__}: {error}"})
@@ -42,15 +45,29 @@ class Installer:
         facts = sgl.facts_of(backend, model_runner, skip_prefill)
         if not facts.is_target:  # a draft model's backend, or no speculation: there is no verify step to take
             return
-        reason = backend_decline(facts)
-        if reason is not None:
+        slot, reason = self._build_if_ours(backend, facts)
+        if facts.tp_size > 1:
+            reason = agreed_reason(facts.rank, reason, sgl.tp_cpu_group())
+        if slot is None or reason is not None:
             log.warning("verify-numba: this backend is not ours (%s); Triton serves it", reason)
             self._record({"rank": facts.rank, "declined": reason})
             return
-        slot = self._build(backend, facts)
-        entered = "verify slot" if sgl.has_slot(backend) else "extend kernel"
-        self._reports().add(lambda: _report_of(slot, facts.rank, entered))
+        served, entered = slot, "verify slot" if sgl.has_slot(backend) else "extend kernel"
+        self._reports().add(lambda: _report_of(served, facts, entered))
+        if slot.capture is not None:
+            slot.capture.current.watch(backend)
         sgl.enter_slot(backend, slot)
+
+    def _build_if_ours(self, backend: Any, facts: sgl.BackendFacts) -> tuple[VerifySlot | None, str | None]:
+        """What to put into the slot, or why nothing; changes nothing in `backend`."""
+        reason = backend_decline(facts)
+        if reason is not None:
+            return None, reason
+        try:
+            return self._build(backend, facts), None
+        except Exception as error:
+            log.exception("verify-numba: cannot be installed; Triton serves this backend")
+            return None, f"{type(error).__name__}: {error}"
 
     def _build(self, backend: Any, facts: sgl.BackendFacts) -> VerifySlot:
         from sglang_glue.board import Board
@@ -69,7 +86,8 @@ class Installer:
             stats=DiffStats(board, self._settings.threshold),
             triton=sgl.triton_of(backend),
             occupant=sgl.own_occupant(backend),
-            capture=self._capture(backend, facts),
+            capture=self._capture(facts),
+            ranks=FallbackFlag(self._status.run_folder, facts.rank) if facts.tp_size > 1 else None,
         )
 
     def _warm_verifier(self, facts: sgl.BackendFacts) -> Verifier:
@@ -86,14 +104,12 @@ class Installer:
         verifier.warmup()
         return verifier
 
-    def _capture(self, backend: Any, facts: sgl.BackendFacts) -> Capture | None:
+    def _capture(self, facts: sgl.BackendFacts) -> Capture | None:
         if self._settings.capture is None:
             return None
         from sglang_glue.capture import Capture
 
-        current = sgl.CurrentBatch()
-        current.watch(backend)
-        return Capture(self._settings.capture, facts, current)
+        return Capture(self._settings.capture, facts, sgl.CurrentBatch())
 
     def _record(self, content: Json) -> None:
         self._reports().add(lambda: {"mode": self._settings.mode.value, **content})
@@ -107,9 +123,9 @@ class Installer:
         return self._reporter
 
 
-def _report_of(slot: VerifySlot, rank: str, entered: str) -> Json:
+def _report_of(slot: VerifySlot, facts: sgl.BackendFacts, entered: str) -> Json:
     found: Json = {
-        "rank": rank,
+        "rank": facts.rank,
         "mode": slot.mode.value,
         "plan": str(slot.verifier.plan),
         "entered": entered,
@@ -117,4 +133,6 @@ def _report_of(slot: VerifySlot, rank: str, entered: str) -> Json:
     }
     if slot.capture is not None:
         found["capture"] = slot.capture.counts()
+    if slot.ranks is not None:
+        found["ranks"] = {"size": facts.tp_size, "fallback": slot.ranks.message}
     return found

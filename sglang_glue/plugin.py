@@ -52,9 +52,7 @@ def hook_for(settings: Settings) -> Any:
     try:
         status = StatusFile(settings.status_folder, _process(settings))
     except OSError as error:
-        raise SystemExit(
-            f"verify-numba: KDTREE_STATUS={str(settings.status_folder)!r}: {error.strerror}"
-        ) from None
+        raise SystemExit(f"verify-numba: KDTREE_STATUS={str(settings.status_folder)!r}: {error.strerror}") from None
     if multiprocessing.parent_process() is None:
         atexit.register(_exit_line, settings)
     return Installer(settings, status).after_init

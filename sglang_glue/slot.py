@@ -13,12 +13,14 @@ from sglang_glue.backend import SlotCall
 from sglang_glue.board import Board, Tag
 from sglang_glue.counters import Counters
 from sglang_glue.diffstats import DiffStats
-from sglang_glue.eligibility import Limits, call_decline
+from sglang_glue.eligibility import RANK_FALLBACK, Limits, call_decline
+from sglang_glue.ranks import RanksApart
 from sglang_glue.settings import Mode
 from verify_numba import MaskLayout, VerifyBatch
 
 if TYPE_CHECKING:
     from sglang_glue.capture import Capture
+    from sglang_glue.ranks import FallbackFlag
     from verify_numba import Verifier
 
 log = logging.getLogger(__name__)
@@ -60,11 +62,14 @@ class VerifySlot:
     triton: Callable[[SlotCall, Any], None]
     occupant: Callable[..., bool] | None  # SGLang's own, asked where we decline
     capture: Capture | None = None
+    ranks: FallbackFlag | None = None  # None: this rank is the only one
     in_graph: Callable[[], bool] = capturing_graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool:
         try:
             served = self._serve(SlotCall(*args, **kwargs))
+        except RanksApart:
+            raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the server
             served = self._fall_back(error)
         if served or self.occupant is None:
@@ -73,7 +78,7 @@ class VerifySlot:
 
     def _serve(self, call: SlotCall) -> bool:
         tag = Tag.GRAPH if self.in_graph() else Tag.EAGER
-        reason = call_decline(call, self.limits)
+        reason = call_decline(call, self.limits) or self._rank_decline(tag)
         if reason is not None:
             self.counters.decline(tag, reason)
             return False
@@ -112,9 +117,24 @@ class VerifySlot:
         self.triton(call, out)
         return out
 
+    def _rank_decline(self, tag: Tag) -> str | None:
+        """The rule of `sglang_glue.ranks`: where one rank fell back, all do, and a graph is not captured any more."""
+        if self.ranks is None or not self.ranks.is_raised:
+            return None
+        if tag is Tag.GRAPH:
+            raise RanksApart(f"verify-numba: {self.ranks.message}, before all CUDA graphs were captured")
+        return RANK_FALLBACK
+
     def _fall_back(self, error: Exception) -> bool:
         """The one place where this rank gives a step back to Triton that it was asked to serve."""
         self._report(error, "an error of ours, Triton serves the step instead")
+        if self.ranks is not None:
+            self.ranks.raise_it(error)
+            if self.in_graph():
+                raise RanksApart(
+                    f"verify-numba: {self.ranks.message}, while a CUDA graph was captured: this rank alone would run"
+                    " Triton in it for good. Start with KDTREE_VERIFY=off, or without CUDA graphs"
+                ) from error
         return False
 
     def _report(self, error: Exception, what: str) -> None:

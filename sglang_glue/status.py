@@ -82,9 +82,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _forget_old_runs(folder: Path) -> None:
-    finished = [
-        run for run in _runs(folder) if not any(_start_of(int(p.stem)) for p in run.glob("[0-9]*.json"))
-    ]
+    finished = [run for run in _runs(folder) if not any(_start_of(int(p.stem)) for p in run.glob("[0-9]*.json"))]
     for run in finished[:-KEPT_RUNS]:
         shutil.rmtree(run, ignore_errors=True)
 

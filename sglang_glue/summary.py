@@ -17,9 +17,7 @@ def summary_lines(folder: Path) -> Iterator[str]:
     run = os.environ.get(RUN_VARIABLE)
     for status in read_statuses(folder):
         if status.run == run:
-            yield from (
-                f"verify-numba: {describe(backend)}" for backend in status.content.get("backends", [])
-            )
+            yield from (f"verify-numba: {describe(backend)}" for backend in status.content.get("backends", []))
 
 
 def describe(backend: Json) -> str:
@@ -35,6 +33,9 @@ def describe(backend: Json) -> str:
     ]
     if counters["validate"]:
         parts += [_validated(tag, counters["validate"][tag]) for tag in ("eager", "graph")]
+    fallback = backend.get("ranks", {}).get("fallback")
+    if fallback:
+        parts.insert(0, f"RANKS FELL BACK ({fallback})")
     if backend.get("capture"):
         parts.append(f"captured {_pairs(backend['capture'])}")
     return f"{head}: " + "; ".join([*parts, backend["plan"]])

@@ -14,9 +14,7 @@ from tests.glue.fakes import FakeVerifier, attend, make_call
 THRESHOLD = 0.01
 
 
-def make_slot(
-    mode: Mode, *, calls: list[SlotCall], verifier: FakeVerifier | None = None, **more
-) -> VerifySlot:
+def make_slot(mode: Mode, *, calls: list[SlotCall], verifier: FakeVerifier | None = None, **more) -> VerifySlot:
     """A slot that knows the pool of each of `calls` as one layer, numbered from 10."""
     board = Board(len(calls) + 1, "cpu")
     rows = {call.k_buffer.data_ptr(): row for row, call in enumerate(calls)}

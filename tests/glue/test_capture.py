@@ -35,9 +35,7 @@ def batch_for(call):
     loc = torch.tensor(free[: call.q.shape[0]])
     call.k_buffer[loc] = call.k
     lengths = (call.kv_indptr[1:] - call.kv_indptr[:-1]).long().cpu()
-    positions = lengths.repeat_interleave(call.max_extend_len) + torch.arange(call.max_extend_len).repeat(
-        call.bs
-    )
+    positions = lengths.repeat_interleave(call.max_extend_len) + torch.arange(call.max_extend_len).repeat(call.bs)
     return SimpleNamespace(out_cache_loc=loc, req_pool_indices=torch.arange(call.bs) + 1, positions=positions)
 
 
@@ -76,9 +74,7 @@ def test_a_case_holds_the_call_bit_for_bit(tmp_path, mode, tree):
     assert (case.meta.layer_id, case.meta.num_heads, case.meta.max_extend_len) == (10, 2, 4)
     assert case.meta.sm_scale == call.sm_scale and case.meta.extra["rank"] == "tp0"
     for name in ("q", "k", "v", "kv_indptr", "qo_indptr"):
-        assert np.array_equal(
-            getattr(case, name).view(np.uint8), to_numpy(getattr(call, name)).view(np.uint8)
-        ), name
+        assert np.array_equal(getattr(case, name).view(np.uint8), to_numpy(getattr(call, name)).view(np.uint8)), name
     triton = torch.empty_like(call.o)
     attend(call, triton)  # Triton's output also where ours was served
     assert np.array_equal(case.out_triton.view(np.uint16), to_numpy(triton.reshape(8, -1)).view(np.uint16))
@@ -202,9 +198,7 @@ KILLED = """
 def test_a_killed_writer_leaves_no_case(tmp_path):
     root = os.getcwd()
     code = textwrap.dedent(KILLED.format(root=root, folder=str(tmp_path)))
-    died = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, timeout=120, check=False
-    )
+    died = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=120, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert len(list(tmp_path.iterdir())) == 1  # the partial file, under a name that nothing reads

@@ -52,9 +52,7 @@ def version_of(root: Path) -> str:
 RELEASES = releases()
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.skipif(
-        not RELEASES, reason="no SGLang is installed and VERIFY_NUMBA_TEST_SGLANG names no sources"
-    ),
+    pytest.mark.skipif(not RELEASES, reason="no SGLang is installed and VERIFY_NUMBA_TEST_SGLANG names no sources"),
 ]
 
 
@@ -128,9 +126,7 @@ def test_the_slots_flags_are_instance_attributes(root):
     flags = {name for name in ("use_verify_splitkv", "verify_splitkv_fwd") if name in names}
     assert len(flags) == (2 if with_slot(root) else 0)
     forward = methods(root)["forward_extend"]
-    asked = {
-        n.attr for n in ast.walk(forward) if isinstance(n, ast.Attribute) and n.attr.startswith("use_verify_")
-    }
+    asked = {n.attr for n in ast.walk(forward) if isinstance(n, ast.Attribute) and n.attr.startswith("use_verify_")}
     # Any further flag would be asked beside ours, and own_occupant would not know it.
     assert asked <= {"use_verify_splitkv", "use_verify_shared_kv"}
 
@@ -139,9 +135,7 @@ def test_the_extend_kernel_takes_the_slots_arguments(root):
     forward = methods(root)["forward_extend"]
     call = (calls_of(forward, "extend_attention_fwd") + calls_of(forward, "_forward_extend_kernel"))[0]
     positional = [ast.unparse(a) for a in call.args if ast.unparse(a) != "layer"]
-    assert [
-        p.replace("forward_batch.token", "self.token").split(" if ")[0] for p in positional
-    ] == SLOT_ARGUMENTS
+    assert [p.replace("forward_batch.token", "self.token").split(" if ")[0] for p in positional] == SLOT_ARGUMENTS
     given = {k.arg for k in call.keywords}
     assert given >= EXTEND_KEYWORDS
     # What SGLang gives on top must be nothing for the backends that we take; read it before widening this.

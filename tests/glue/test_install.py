@@ -74,9 +74,7 @@ def hooked(tmp_path, monkeypatch):
 
         monkeypatch.setattr(verify_numba, "Verifier", make, raising=False)
         settings = Settings.from_env({"KDTREE_STATUS": str(tmp_path), **env})
-        HookRegistry.register(
-            TARGET, Installer(settings, StatusFile(tmp_path, {})).after_init, HookType.AFTER
-        )
+        HookRegistry.register(TARGET, Installer(settings, StatusFile(tmp_path, {})).after_init, HookType.AFTER)
         HookRegistry.apply_hooks()
         return made
 
@@ -109,6 +107,7 @@ def model_runner(**changes):
         "decode_num_tokens_per_req": lambda: T,
         "is_draft_worker": False, "spec_algorithm": SimpleNamespace(name="NGRAM", is_dspark=lambda: False),
         "kv_cache_dtype": torch.bfloat16, "device": "cpu", "gpu_id": 0, "tp_rank": 0, "pp_rank": 0, "pp_size": 1,
+        "tp_size": 1,
     }  # fmt: skip
     return SimpleNamespace(**{**defaults, **changes})
 
@@ -137,9 +136,7 @@ def test_capture_writes_a_case_of_a_real_step(hooked, tmp_path):
     from captured_tensors import load_case
 
     folder = tmp_path / "cases"
-    hooked(
-        KDTREE_VERIFY="on", KDTREE_CAPTURE=str(folder), KDTREE_CAPTURE_LAYERS="all", KDTREE_CAPTURE_EVERY="1"
-    )
+    hooked(KDTREE_VERIFY="on", KDTREE_CAPTURE=str(folder), KDTREE_CAPTURE_LAYERS="all", KDTREE_CAPTURE_EVERY="1")
     backend = tb.TritonAttnBackend(model_runner())
     extend = []
     slot = backend.verify_splitkv_fwd
@@ -157,14 +154,10 @@ def test_capture_writes_a_case_of_a_real_step(hooked, tmp_path):
 
 def unhooked_attributes(**changes):
     backend = tb.TritonAttnBackend(model_runner(**changes))
-    return {
-        name: repr(value) for name, value in vars(backend).items() if "verify" in name or "extend" in name
-    }
+    return {name: repr(value) for name, value in vars(backend).items() if "verify" in name or "extend" in name}
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"), [({"page_size": 64}, "page_size"), ({"is_draft_worker": True}, None)]
-)
+@pytest.mark.parametrize(("changes", "reason"), [({"page_size": 64}, "page_size"), ({"is_draft_worker": True}, None)])
 def test_a_backend_that_is_not_ours_is_left_as_it_was(hooked, tmp_path, changes, reason):
     plain = unhooked_attributes(**changes)
     hooked(KDTREE_VERIFY="on")

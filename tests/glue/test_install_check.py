@@ -77,11 +77,7 @@ def test_json(tmp_path):
     StatusFile(tmp_path / "status", {"mode": "on", "backends": [served(2)]})
     check(tmp_path / "status", json_to=str(tmp_path / "out.json"))
     found = json.loads((tmp_path / "out.json").read_text())
-    assert (
-        found["live"]
-        and found["processes"][0]["state"] == "live"
-        and found["processes"][0]["pid"] == os.getpid()
-    )
+    assert found["live"] and found["processes"][0]["state"] == "live" and found["processes"][0]["pid"] == os.getpid()
 
 
 def test_schedulers_are_found_by_their_title():

@@ -38,9 +38,7 @@ class Untouched:
         out.fill_(1)
 
 
-@pytest.mark.parametrize(
-    "probe", [lambda t: t[0].item(), lambda t: torch.arange(3)[t[0]], lambda t: t[t > 1]]
-)
+@pytest.mark.parametrize("probe", [lambda t: t[0].item(), lambda t: torch.arange(3)[t[0]], lambda t: t[t > 1]])
 def test_the_detector_detects(probe):
     with pytest.raises(AssertionError, match="reads from the device"), NoReads():
         probe(torch.arange(3))
@@ -70,9 +68,7 @@ def test_eligibility_and_marshaling_read_nothing():
 def test_a_served_and_captured_call_reads_nothing(tmp_path, mode):
     calls = layers(1)
     capture, current = capturing(calls, tmp_path)
-    slot = make_slot(
-        mode, calls=calls, verifier=Untouched(), capture=capture, triton=lambda call, out: out.zero_()
-    )
+    slot = make_slot(mode, calls=calls, verifier=Untouched(), capture=capture, triton=lambda call, out: out.zero_())
     current.forward_batch = batch_for(calls[0])
     with NoReads():
         assert slot(*calls[0])

@@ -58,9 +58,7 @@ def distribution(tmp_path_factory) -> Path:
     info = folder / "verify_numba_for_test-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verify-numba-for-test\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nverify_numba = sglang_glue.plugin:register\n"
-    )
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nverify_numba = sglang_glue.plugin:register\n")
     return folder
 
 
@@ -117,9 +115,7 @@ def test_sitecustomize_hooks_spawned_processes_without_a_loader(tmp_path):
 
 
 def test_both_ways_at_once_hook_once(tmp_path, distribution):
-    ran = run(
-        tmp_path, [SITE, distribution], "loader", KDTREE_VERIFY="on", KDTREE_STATUS=str(tmp_path / "status")
-    )
+    ran = run(tmp_path, [SITE, distribution], "loader", KDTREE_VERIFY="on", KDTREE_STATUS=str(tmp_path / "status"))
     assert {state["wraps"] for state in found(ran).values()} == {1}
 
 

@@ -50,9 +50,7 @@ def real_backend(pool, extend=None):
     """A `TritonAttnBackend` with what `forward_extend` reads; its own `__init__` asks for a GPU."""
     backend = TritonAttnBackend.__new__(TritonAttnBackend)
     backend.token_to_kv_pool = pool
-    backend.req_to_token_pool = ReqToTokenPool(
-        size=8, max_context_len=32, device="cpu", enable_memory_saver=False
-    )
+    backend.req_to_token_pool = ReqToTokenPool(size=8, max_context_len=32, device="cpu", enable_memory_saver=False)
     backend.allow_bidirectional_attention_in_extend = False
     backend.enable_deterministic = False
     backend.use_mla = True
@@ -77,7 +75,7 @@ def runner(backend, **changes):
     defaults = {
         "token_to_kv_pool": backend.token_to_kv_pool, "req_to_token_pool": backend.req_to_token_pool,
         "is_draft_worker": False, "page_size": 1, "device": "cpu", "gpu_id": 0, "tp_rank": 1, "pp_rank": 0,
-        "pp_size": 1,
+        "pp_size": 1, "tp_size": 1,
         "spec_algorithm": SimpleNamespace(name="NGRAM"),
     }  # fmt: skip
     return SimpleNamespace(**{**defaults, **changes})

@@ -107,9 +107,7 @@ def test_mismatch_capture_needs_validate(tmp_path):
 
 
 def test_sampling_without_a_folder_is_an_error():
-    with pytest.raises(
-        SettingsError, match="KDTREE_CAPTURE_EVERY is set, but KDTREE_CAPTURE names no folder"
-    ):
+    with pytest.raises(SettingsError, match="KDTREE_CAPTURE_EVERY is set, but KDTREE_CAPTURE names no folder"):
         Settings.from_env({"KDTREE_CAPTURE_EVERY": "5"})
 
 

@@ -141,9 +141,7 @@ def test_metrics_join_the_multiprocess_registry(tmp_path):
     lines = ran.stdout.splitlines()
 
     def value(name, *labels):
-        (line,) = [
-            x for x in lines if x.startswith(f"verify_numba:{name}{{") and all(part in x for part in labels)
-        ]
+        (line,) = [x for x in lines if x.startswith(f"verify_numba:{name}{{") and all(part in x for part in labels)]
         return float(line.rpartition(" ")[2])
 
     assert value("calls_total", 'tag="eager"', 'rank="tp0"', 'mode="validate"') == 3
