@@ -101,7 +101,9 @@ class LiveRunner:
         for old in (status, accepted):
             shutil.rmtree(old, ignore_errors=True)
         accepted.mkdir(parents=True)
-        variables = {"KDTREE_VERIFY": mode, "KDTREE_STATUS": str(status), FOLDER_VARIABLE: str(accepted)}
+        variables = {"KDTREE_VERIFY": mode, "KDTREE_STATUS": str(status)}
+        if self._spec.tp > 1:  # alone, a rank has nobody to agree with
+            variables[FOLDER_VARIABLE] = str(accepted)
         result = self._worker(label, self._spec, variables, gpus)
         backends = [b for s in read_statuses(status) for b in s.content.get("backends") or []]
         return ModeRun(label, mode, result, backends, read_accepted(accepted))
