@@ -1,7 +1,8 @@
 """`defrag --mover`: what a relocation's copy costs on this machine's GPU.
 
 Layer buffers as a server has them (61 layers of 1152-byte rows), random plans of several sizes and shapes. Each plan
-is followed by its inverse, so every pass moves real rows; after the passes all rows must be back in place.
+is followed by its inverse, so every pass moves real rows; after the passes all rows must be back in place, and the
+slots that were free hold the copies that the plan left there.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def time_mover() -> list[Timing]:
 
 
 def _time(shape: str, plan: Plan, pools: Pools, buffers: Sequence[Any], content: NDArray[np.uint8]) -> Timing:
-    back = _plan(plan.dst, plan.src, plan.free_after(np.setdiff1d(np.arange(1, SLOTS), plan.src)))
+    back = inverse(plan, SLOTS - 1)
     move_on_gpu(pools, plan, 0)
     right = all(np.array_equal(_rows(b, plan.dst), content[plan.src]) for b in (buffers[0], buffers[-1]))
     move_on_gpu(pools, back, 0)
@@ -95,10 +96,22 @@ def _time(shape: str, plan: Plan, pools: Pools, buffers: Sequence[Any], content:
         move_on_gpu(pools, plan, 0)
         host.append(time.perf_counter() - called)
         move_on_gpu(pools, back, 0)
+    leave_copies(content, plan)
     right &= all(np.array_equal(b.copy_to_host(), content) for b in (buffers[0], buffers[-1]))
     seconds = float(np.median(gpu))
     bandwidth = 2e-9 * len(plan) * pools.slot_bytes / seconds
     return Timing(shape, len(plan), plan.chains, 1e6 * seconds, 1e6 * float(np.median(host)), bandwidth, right)
+
+
+def inverse(plan: Plan, size: int) -> Plan:
+    """The plan that brings every row of `plan` back; slots 1 to `size`."""
+    return make_plan(plan.dst, plan.src, plan.free_after(np.setdiff1d(np.arange(1, size + 1), plan.src)), size)
+
+
+def leave_copies(content: NDArray[np.uint8], plan: Plan) -> None:
+    """Make of the rows before `plan` those after it and its inverse: what was free keeps the row moved there."""
+    was_free = ~np.isin(plan.dst, plan.src)
+    content[plan.dst[was_free]] = content[plan.src[was_free]]
 
 
 def _on_gpu(pools: Pools, plan: Plan) -> float:

@@ -67,6 +67,7 @@ class BackendFacts:
     algorithm: str
     rank: str
     tp_size: int
+    model: str  # architecture, layers
 
 
 def facts_of(backend: Any, model_runner: Any, skip_prefill: bool = False) -> BackendFacts:
@@ -89,6 +90,7 @@ def facts_of(backend: Any, model_runner: Any, skip_prefill: bool = False) -> Bac
         algorithm=_algorithm(model_runner),
         rank=rank_of(model_runner),
         tp_size=_parallel(model_runner, "tp_size"),
+        model=_model(model_runner),
     )
 
 
@@ -107,6 +109,14 @@ def _device(model_runner: Any) -> str:
 def _algorithm(model_runner: Any) -> str:
     algorithm = getattr(model_runner, "spec_algorithm", None)
     return str(getattr(algorithm, "name", algorithm)).lower()
+
+
+def _model(model_runner: Any) -> str:
+    config = getattr(getattr(model_runner, "model_config", None), "hf_config", None)
+    architectures = getattr(config, "architectures", None)
+    if not architectures:
+        return "unknown"
+    return f"{architectures[0]}, {getattr(config, 'num_hidden_layers', 'unknown')} layers"
 
 
 def rank_of(model_runner: Any) -> str:
@@ -218,10 +228,10 @@ class CurrentBatch:
         backend.forward_extend = forward_extend
 
 
-def sglang_version() -> str:
+def version_of(package: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("sglang")
+        return version(package)
     except PackageNotFoundError:
         return "unknown"

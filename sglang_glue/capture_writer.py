@@ -16,7 +16,7 @@ import torch
 
 from captured_tensors import CaptureCase, CaptureError, CaptureMeta, save_case
 from captured_tensors.schema import BF16
-from sglang_glue.backend import BackendFacts, sglang_version
+from sglang_glue.backend import BackendFacts, version_of
 from sglang_glue.settings import CaptureSettings, CaptureWhen
 
 if TYPE_CHECKING:
@@ -124,9 +124,11 @@ class CaptureWriter:
             algorithm=self._facts.algorithm.upper(),
             mode="TARGET_VERIFY eager",
             mask_layout=layout,
+            model=self._facts.model,
             gpu=self._gpu,
-            sglang=sglang_version(),
+            sglang=version_of("sglang"),
             torch=torch.__version__,
+            triton=version_of("triton"),
             extra={"rank": self._facts.rank, "step": str(about["step"])},
         )
 

@@ -59,11 +59,11 @@ def hook_for(settings: Settings) -> Any:
 
 
 def _process(settings: Settings) -> dict[str, Any]:
-    from sglang_glue.backend import sglang_version
+    from sglang_glue.backend import version_of
 
     return {
         "mode": settings.mode.value,
-        "sglang": sglang_version(),
+        "sglang": version_of("sglang"),
         "python": sys.version.split()[0],
         "process": multiprocessing.current_process().name,
         "backends": [],

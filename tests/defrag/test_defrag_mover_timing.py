@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from harness.defrag_mover import plans, time_mover
+from harness.defrag_mover import SLOTS, inverse, leave_copies, plans, time_mover
 from harness.errors import UsageError
+from sglang_glue.defrag.mover import move_on_host, pools_of_arrays
 
 
 def test_the_plans_are_what_they_are_called() -> None:
@@ -24,6 +25,21 @@ def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         time_mover()
 
 
+def test_a_plan_and_its_inverse_leave_what_is_expected() -> None:
+    content = np.random.default_rng(1).integers(0, 256, (SLOTS, 16), np.uint8)
+    rows = content.copy()  # one buffer for all plans, as on the GPU
+    pools = pools_of_arrays([rows])
+    for shape, plan in plans():
+        for _ in range(2):
+            move_on_host(pools, plan)
+            assert np.array_equal(rows[plan.dst], content[plan.src]), shape
+            move_on_host(pools, inverse(plan, SLOTS - 1))
+        leave_copies(content, plan)
+        assert np.array_equal(rows, content), shape
+
+
 @pytest.mark.gpu
 def test_timed_rows_are_right() -> None:
-    assert all(t.right and t.gpu_us > 0 for t in time_mover())
+    timings = time_mover()
+    assert [t.shape for t in timings if not t.right] == []
+    assert all(t.gpu_us > 0 for t in timings)

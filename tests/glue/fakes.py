@@ -113,6 +113,6 @@ def make_facts(**changes) -> BackendFacts:
     facts = {
         "is_target": True, "use_mla": True, "page_size": 1, "deterministic": False, "dcp_size": 1, "device": "cpu",
         "max_bs": 8, "T": 4, "H": 2, "layer_of": {}, "pool_slots": SLOTS, "algorithm": "ngram", "rank": "tp0",
-        "tp_size": 1,
+        "tp_size": 1, "model": "DeepseekV3ForCausalLM, 4 layers",
     }  # fmt: skip
     return BackendFacts(**{**facts, **changes})

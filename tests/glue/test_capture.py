@@ -16,7 +16,7 @@ import torch
 
 from captured_tensors import load_case
 from sglang_glue import capture_writer
-from sglang_glue.backend import CurrentBatch
+from sglang_glue.backend import CurrentBatch, version_of
 from sglang_glue.capture import Capture
 from sglang_glue.capture_writer import to_numpy
 from sglang_glue.settings import CaptureSettings, CaptureWhen, Mode
@@ -72,6 +72,8 @@ def test_a_case_holds_the_call_bit_for_bit(tmp_path, mode, tree):
     case = load_case(path)
     assert case.meta.mask_layout == ("FULL_MASK" if tree else "CHAIN")
     assert (case.meta.layer_id, case.meta.num_heads, case.meta.max_extend_len) == (10, 2, 4)
+    assert case.meta.model == "DeepseekV3ForCausalLM, 4 layers"
+    assert case.meta.torch == torch.__version__ and case.meta.triton == version_of("triton")
     assert case.meta.sm_scale == call.sm_scale and case.meta.extra["rank"] == "tp0"
     for name in ("q", "k", "v", "kv_indptr", "qo_indptr"):
         assert np.array_equal(getattr(case, name).view(np.uint8), to_numpy(getattr(call, name)).view(np.uint8)), name

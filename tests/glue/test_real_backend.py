@@ -198,7 +198,14 @@ def test_facts_of_a_real_backend():
     facts = sgl.facts_of(backend, runner(backend))
     assert facts.is_target and facts.use_mla and list(facts.layer_of.values()) == [0, 1, 2]
     assert (facts.max_bs, facts.T, facts.H, facts.pool_slots) == (8, T, H, SLOTS)
-    assert (facts.algorithm, facts.rank, facts.device) == ("ngram", "tp1", "cpu")
+    assert (facts.algorithm, facts.rank, facts.device, facts.model) == ("ngram", "tp1", "cpu", "unknown")
+
+
+def test_the_model_is_named_by_its_config():
+    backend = real_backend(mla_pool())
+    config = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"], num_hidden_layers=61)
+    named = runner(backend, model_config=SimpleNamespace(hf_config=config))
+    assert sgl.facts_of(backend, named).model == "DeepseekV3ForCausalLM, 61 layers"
 
 
 @pytest.mark.parametrize("change", [{"is_draft_worker": True}, {"skip_prefill": True}])
