@@ -63,6 +63,12 @@ def find_commit() -> str | None:
     return f"{commit}+changes" if changed else commit
 
 
+def describe_here() -> dict[str, Any]:
+    """Commit, machine (its first GPU, if it has one) and versions, for results of commands that name no device."""
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    return {"commit": find_commit(), "machine": describe_machine(device), "versions": describe_versions()}
+
+
 def _from_smi(index: int) -> dict[str, str]:
     text = _output(
         [

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import jsonio
+from harness.bench_machine import describe_here
 from harness.defrag_live_report import faults_of, print_runs
 from harness.defrag_live_run import TierRun, TierRunner
 from harness.errors import UsageError
@@ -91,6 +92,7 @@ def _compare(args: argparse.Namespace, tiers: list[str], spec: LiveSpec, folder:
             "settings": settings_of(args),
             "faults": faults,
             "tiers": [asdict(one) for one in runs],
+            **describe_here(),
         }
         jsonio.write_json(document, args.json)
     return 1 if faults else 0

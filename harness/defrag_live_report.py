@@ -126,7 +126,7 @@ def _cost(runs: Sequence[TierRun]) -> Table:
         "idle turns",
         "refused",
     )
-    table = Table(*names, title="What it cost (first rank)")
+    table = Table(*names, title="What it cost (first rank)", box=None, padding=(0, 1, 0, 0))
     for run in runs:
         report = run.last
         if report is None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.bench_machine import describe_here
 from harness.errors import UsageError
 from harness.jsonio import check_target, write_json
 from harness.live_model import build_model
@@ -43,7 +44,7 @@ def _tell(comparison: Comparison, json_target: str | None) -> int:
     for failure in comparison.failures:
         print(failure, file=sys.stderr)
     if json_target:
-        write_json(comparison.as_json(), json_target)
+        write_json({**comparison.as_json(), **describe_here()}, json_target)
     if json_target != "-":
         print_comparison(comparison)
     return EXIT_AGREE if comparison.agrees else EXIT_DIFFER

@@ -208,6 +208,13 @@ class TestFaults:
         assert "FAULT sort: the engine failed (exit -9)" in text and "did NOT pass" in text
         assert "4.0 (4.0)" in text and "2.500" in text
 
+    def test_a_narrow_terminal_cuts_no_figure_off(self) -> None:
+        moved = {"rows_moved": 44_051, "bytes_moved": 202_987_008, "longest_pause_ms": 48.8, "paused_ms": 2038.4}
+        console = Console(record=True, width=80)
+        print_runs([finished("off"), finished("relocate", ranks=[report(9, **moved)])], [], 0.1, console)
+        text = console.export_text()
+        assert "\u2026" not in text and "relocations" in text and "44051" in text and "2038" in text
+
 
 class TestRunner:
     def test_a_worker_gets_its_tier_and_leaves_its_result(

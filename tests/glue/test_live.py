@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -265,6 +266,7 @@ def test_the_whole_command_with_a_stub_engine(tmp_path, stub_engine, capsys):
     assert live.run(parsed(*arguments)) == 1  # the stub loads no plug-in, which is a fault
     found = json.loads(result.read_text())
     assert found["faults"] == ["on: no process reported the plug-in: it is not live"]
+    assert found["machine"]["platform"] == platform.platform() and found["versions"]["torch"] == torch.__version__
     assert [run["label"] for run in found["runs"]] == ["off", "off-2", "on"]
     assert found["runs"][1]["differing"] == []
     assert found["runs"][2]["differing"][0]["logit_gap"] == pytest.approx(0.01)
