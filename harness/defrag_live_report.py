@@ -117,7 +117,7 @@ def _cost(runs: Sequence[TierRun]) -> Table:
     names = (
         "tier",
         "looks",
-        "relocations",
+        "times moved",
         "rows",
         "MiB moved",
         "longest ms",

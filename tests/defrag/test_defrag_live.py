@@ -213,7 +213,7 @@ class TestFaults:
         console = Console(record=True, width=80)
         print_runs([finished("off"), finished("relocate", ranks=[report(9, **moved)])], [], 0.1, console)
         text = console.export_text()
-        assert "\u2026" not in text and "relocations" in text and "44051" in text and "2038" in text
+        assert "\u2026" not in text and "44051" in text and "2038" in text
 
 
 class TestRunner:
