@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.bench_inputs import PAGE, Workload
-from harness.peers.base import CHAIN, Contender, Output, missing, needs_cuda
+from harness.peers.base import CHAIN, Contender, Output, first_line, missing, needs_cuda
 from verify_numba.dims import D_QK, D_V
 
 MODULES = ("sgl_kernel.flash_mla", "flash_mla")
@@ -60,7 +60,7 @@ def _interface() -> Any:
         try:
             return importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - a foreign package may fail in any way; the reason is shown
-            reasons.append(ImportError(f"{type(error).__name__}: {error}"))
+            reasons.append(ImportError(f"{type(error).__name__}: {first_line(error)}"))
     raise reasons[0]
 
 
