@@ -54,8 +54,15 @@ class Verifiers:
     SettingRefused where they refuse a setting.
     """
 
-    def __init__(self, device: Device, *, nsplit: int | None = None, form: str = "auto"):
-        self._settings: dict[str, Any] = {"device": device.name, "nsplit": nsplit, "form": form}
+    def __init__(
+        self, device: Device, *, nsplit: int | None = None, form: str = "auto", lanes_arrive: bool = False
+    ):
+        self._settings: dict[str, Any] = {
+            "device": device.name,
+            "nsplit": nsplit,
+            "form": form,
+            "lanes_arrive": lanes_arrive,
+        }
         self._made: dict[tuple[int, int, int], Verifier] = {}
 
     def __call__(self, case: CaptureCase) -> Verifier:

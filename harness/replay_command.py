@@ -18,6 +18,8 @@ from harness.replay_json import replay_json
 from harness.replay_table import LEGEND, case_block, heading, summary, unusable_line
 from verify_numba import VerifyInputError
 
+SETTINGS = ("permute_slots", "nsplit", "form", "lanes_arrive")
+"""What the JSON result says of the options."""
 EXIT_PASS, EXIT_MISMATCH, EXIT_UNUSABLE = 0, 1, 2
 
 
@@ -40,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--form", choices=FORMS, default="auto", help="kernel form; default: the plan chooses"
     )
+    parser.add_argument(
+        "--lanes-arrive",
+        action="store_true",
+        help="every lane arrives at barriers for itself: slower; for compute-sanitizer's racecheck, which does not "
+        "follow a warp barrier to the arrival behind it",
+    )
     parser.add_argument("--brief", action="store_true", help="show comparisons only where one failed")
     parser.add_argument("--json", metavar="FILE", help="write JSON; -: to stdout, and the table to stderr")
 
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         check_target(args.json)
     device = select_device(args.device)
-    make_backend = Verifiers(device, nsplit=args.nsplit, form=args.form)
+    make_backend = Verifiers(device, nsplit=args.nsplit, form=args.form, lanes_arrive=args.lanes_arrive)
     return run_replay(args, device, make_backend)
 
 
@@ -84,7 +92,7 @@ def run_replay(args: argparse.Namespace, device: Device, make_backend: MakeBacke
         console.print(LEGEND, style="dim")
     code = exit_code(reports, unusable)
     if args.json:
-        settings = {"permute_slots": args.permute_slots, "nsplit": args.nsplit, "form": args.form}
+        settings = {name: getattr(args, name) for name in SETTINGS}
         result = replay_json(reports, unusable, device=description, settings=settings, exit_code=code)
         write_json(result, args.json)
     return code

@@ -58,7 +58,7 @@ class Binder:
 def _surely_good(addresses: Addresses, spans: tuple[int, ...]) -> bool:
     """The rules about addresses, a little stricter than in `check_call`, and written out: a loop would take longer."""
     q, k, pool, qo, kv, slots, mask, starts, out, lse = addresses
-    if (k | pool) & 15 or (qo | kv | slots | starts) & 7 or (q | out | lse) & 3:
+    if (q | k | pool) & 15 or (qo | kv | slots | starts) & 7 or (out | lse) & 3:
         return False
     q_span, k_span, pool_span, qo_span, kv_span, slots_span, mask_span, starts_span, out_span, lse_span = spans
     if not (

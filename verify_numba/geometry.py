@@ -14,8 +14,6 @@ from verify_numba.dims import D_QK, D_ROPE, D_V
 TILE = 16
 """Tokens in a tile: the m16 side of one mma."""
 WARP = 32
-VALUE_WARPS = 8
-"""Warps that accumulate O: each owns `D_V / cluster / 8` output columns for all rows of the block."""
 MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
@@ -46,10 +44,21 @@ class Geometry:
     """n8 tiles of query rows that one softmax warp takes from scores to weights."""
     copy_warps: int = 1
     """One, or two that take turns tile by tile."""
+    value_warps: int = 8
+    """Warps that accumulate O, each for all rows of the block and an equal share of its output columns, rounded up to
+    whole m16 tiles."""
+    fourth_first: bool = False
+    """Whether warps 3, 7, 11, … come first in the order of roles (see `place`)."""
+    lanes_arrive: bool = False
+    """Whether every lane arrives at a barrier for itself, where otherwise one does for its warp: slower, but an order
+    that compute-sanitizer's racecheck can follow, which does not see that a warp's barrier comes before the arrival."""
+    key_chains: int = 1
+    """Independent sums a row tile of scores: more hide the latency of an mma, and take registers."""
 
     @property
     def name(self) -> str:
-        return f"{'cluster' if self.cluster == 2 else 'single'}{self.rows}"
+        form = "cluster" if self.cluster == 2 else "single"
+        return f"{form}{self.rows}{'_lanes_arrive' if self.lanes_arrive else ''}"
 
     @property
     def rows(self) -> int:
@@ -87,9 +96,19 @@ class Geometry:
         """k-steps of mma that one score warp does a tile."""
         return self.k_steps // self.k_groups
 
+    def arrivals(self, warps: int) -> int:
+        """Arrivals that complete a phase of a barrier at which `warps` warps arrive."""
+        return warps * (WARP if self.lanes_arrive else 1)
+
+    def place(self, warp: int) -> int:
+        """The place of a warp in the order of roles: value, score, softmax and copy warps."""
+        if not self.fourth_first:
+            return warp
+        return warp // 4 if warp % 4 == 3 else warp - warp // 4 + self.threads // WARP // 4
+
     @property
     def first_softmax_warp(self) -> int:
-        return VALUE_WARPS + self.score_warps
+        return self.value_warps + self.score_warps
 
     @property
     def first_copy_warp(self) -> int:
@@ -108,8 +127,13 @@ class Geometry:
 
     @property
     def m_tiles(self) -> int:
-        """m16 tiles of output columns that one value warp owns."""
-        return self.value_columns // VALUE_WARPS // 16
+        """m16 tiles of output columns that one value warp multiplies; the last warp's may lie behind the end, in the
+        rope columns: they are computed and dropped."""
+        return -(-self.value_columns // (16 * self.value_warps))
+
+    @property
+    def uneven_columns(self) -> bool:
+        return 16 * self.value_warps * self.m_tiles != self.value_columns
 
     @property
     def row_stride(self) -> int:
@@ -141,7 +165,7 @@ class SharedMap:
 
     stage: int
     scores: int
-    """[k_groups] parts of one tile of scores, from score warps to softmax warps."""
+    """[k_groups] parts of a tile of scores, from score warps to softmax warps."""
     partner: int
     """[PARTNER_BUFFERS, k_groups] parts: the partner block's."""
     weights: int
@@ -193,14 +217,16 @@ class SharedMap:
 
 
 CLUSTER_FORMS = (
-    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
-    Geometry(cluster=2, n_tiles=3, stages=9, softmax_tiles=1),
-    Geometry(cluster=2, n_tiles=6, stages=8),
-    Geometry(cluster=2, n_tiles=9, stages=7),
+    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2, key_chains=4),
+    Geometry(cluster=2, n_tiles=3, stages=9, k_groups=3, softmax_tiles=1),
+    Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_tiles=2, value_warps=6, key_chains=2),
+    Geometry(
+        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_tiles=5, value_warps=6, key_chains=2, fourth_first=True
+    ),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (
-    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2),
-    Geometry(cluster=1, n_tiles=3, stages=4, k_groups=4, softmax_tiles=1),
+    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2, key_chains=4),
+    Geometry(cluster=1, n_tiles=3, stages=4, softmax_tiles=1, value_warps=6),
 )
 """Without clusters, from compute capability 8.0 on."""

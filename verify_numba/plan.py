@@ -6,7 +6,7 @@ captured graph is right and fast for any lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify_numba.dims import D_V
 from verify_numba.errors import VerifyInputError
@@ -81,13 +81,15 @@ class VerifyPlan:
 
 
 def make_plan(
-    *, max_bs: int, T: int, H: int, cc: tuple[int, int], sm_count: int, nsplit: int | None = None, form: str = "auto"
-) -> VerifyPlan:
+    *, max_bs: int, T: int, H: int, cc: tuple[int, int], sm_count: int, nsplit: int | None = None, form: str = "auto",
+    lanes_arrive: bool = False,
+) -> VerifyPlan:  # fmt: skip
     """The plan for a GPU of compute capability `cc` with `sm_count` multiprocessors.
 
     nsplit  workers; by default as many as fill the GPU in whole waves
     form    "cluster" (two blocks share each latent row; from compute capability 9.0), "single", or "auto": the cluster
             form where it exists
+    lanes_arrive  whether every lane arrives at barriers for itself (see Geometry): for compute-sanitizer's racecheck
     Raises VerifyInputError.
     """
     _check("max_bs", max_bs, 1, 65535)
@@ -95,7 +97,10 @@ def make_plan(
     _check("H", H, 1, MAX_H)
     if nsplit is not None:
         _check("nsplit", nsplit, 1, 1024)
+    if not isinstance(lanes_arrive, bool):
+        raise VerifyInputError("lanes_arrive", repr(lanes_arrive), "True or False")
     geometry = min(_forms(form, cc), key=lambda g: _row_blocks(g, T * H) * (FIXED_COST + g.n_tiles))
+    geometry = replace(geometry, lanes_arrive=lanes_arrive)
     row_blocks = _row_blocks(geometry, T * H)
     workers = nsplit or _workers(max(1, sm_count // geometry.cluster), row_blocks)
     return VerifyPlan(max_bs, T, H, geometry, row_blocks, workers, min_tiles=1 if nsplit else MIN_TILES)

@@ -22,8 +22,8 @@ WIDEST = 2**31 - 16
 MAX_SCALE = 1e38
 """The kernels scale in float32, and in base 2."""
 INDEX = ("int32", "int64")
-Q_BYTES, ROW_BYTES = 4, 16
-"""What addresses and strides of q, and of rows of k and kv_pool, must be multiples of: as wide as the kernels copy."""
+LOAD_BYTES = 16
+"""What addresses and strides of q, k and kv_pool must be multiples of: as wide as the kernels load and copy."""
 
 
 Addresses = tuple[int, int, int, int, int, int, int, int, int, int]
@@ -111,11 +111,11 @@ def _check_batch(batch: VerifyBatch, H: int | str = "H") -> Views:
         raise VerifyInputError("kv_indptr", f"of length {kv.shape[0]}", f"{bs + 1}, as qo_indptr")
     N = q.shape[0] if q.shape else 0
     _shape("q", q, (N, H, D_QK), "bfloat16")
-    _rows("q", q, Q_BYTES)
+    _rows("q", q, LOAD_BYTES)
     _shape("k", k, (N, 1, D_QK), "bfloat16")
-    _rows("k", k, ROW_BYTES, WIDEST)
+    _rows("k", k, LOAD_BYTES, WIDEST)
     _shape("kv_pool", pool, ("slots", 1, D_QK), "bfloat16")
-    _rows("kv_pool", pool, ROW_BYTES, WIDEST)
+    _rows("kv_pool", pool, LOAD_BYTES, WIDEST)
     return Views(q, k, pool, qo, kv, slots, *_mask(batch, bs))
 
 

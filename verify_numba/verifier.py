@@ -34,6 +34,8 @@ class Verifier:
         device: "cuda:N", "cpu", or "auto" (the first GPU that torch sees, else the CPU).
         nsplit: how many workers share the key tiles; the plan's rule by default.
         form: "cluster", "single" or "auto" (docs/design.md).
+        lanes_arrive: every lane arrives at barriers for itself: slower, for compute-sanitizer's racecheck, which does
+            not follow a warp's barrier to the arrival behind it. Changes no result; on the CPU, nothing but a name.
 
     Raises:
         VerifyInputError: an argument is out of range.
@@ -41,9 +43,12 @@ class Verifier:
     """
 
     def __init__(
-        self, *, max_bs: int, T: int, H: int, device: str = "auto", nsplit: int | None = None, form: str = "auto"
-    ):
-        sizes: dict[str, Any] = {"max_bs": max_bs, "T": T, "H": H, "nsplit": nsplit, "form": form}
+        self, *, max_bs: int, T: int, H: int, device: str = "auto", nsplit: int | None = None, form: str = "auto",
+        lanes_arrive: bool = False,
+    ):  # fmt: skip
+        sizes: dict[str, Any] = {
+            "max_bs": max_bs, "T": T, "H": H, "nsplit": nsplit, "form": form, "lanes_arrive": lanes_arrive,
+        }  # fmt: skip
         ordinal = _ordinal(device)
         self._executor: Executor
         if ordinal < 0:

@@ -147,8 +147,10 @@ def test_settings_reach_the_verifier(monkeypatch, case_file):
             raise UsageError("enough")
 
     monkeypatch.setattr("harness.kernels.Verifier", Recorder)
-    assert main(["replay", "--device", "cpu", "--nsplit", "5", "--form", "single", str(case_file)]) == 2
-    assert made == [{"max_bs": 2, "T": 9, "H": 8, "device": "cpu", "nsplit": 5, "form": "single"}]
+    options = ["--nsplit", "5", "--form", "single", "--lanes-arrive"]
+    assert main(["replay", "--device", "cpu", *options, str(case_file)]) == 2
+    settings = {"device": "cpu", "nsplit": 5, "form": "single", "lanes_arrive": True}
+    assert made == [{"max_bs": 2, "T": 9, "H": 8, **settings}]
 
 
 def test_a_verifier_is_made_once_a_shape(monkeypatch, fake):
@@ -166,5 +168,5 @@ def test_a_verifier_is_made_once_a_shape(monkeypatch, fake):
     monkeypatch.undo()
     monkeypatch.setattr("harness.kernels.Verifier", Recorder)
     assert main(["replay", "--device", "cpu", "--brief"]) == 0
-    assert sorted(made) == [(1, 9, 8), (2, 9, 8), (3, 16, 8), (4, 9, 8)]
+    assert sorted(made) == [(1, 9, 8), (2, 9, 8), (3, 16, 8), (4, 9, 8), (8, 16, 4)]
     assert replay_command.Verifiers.__name__ == "Verifiers"

@@ -81,7 +81,7 @@ def test_the_json_result(fake, case_file, tmp_path):
     assert set(result) == {"schema", "versions", "device", "settings", "exit_code", "cases", "unusable"}
     assert {"verify-numba", "python", "numpy", "numba-cuda", "torch"} <= set(result["versions"])
     assert result["device"]["kind"] == "cpu"
-    assert result["settings"] == {"permute_slots": 4, "nsplit": 3, "form": "auto"}
+    assert result["settings"] == {"permute_slots": 4, "nsplit": 3, "form": "auto", "lanes_arrive": False}
     assert result["unusable"] == []
     (case,) = result["cases"]
     assert (case["name"], case["bs"], case["N"], case["T"], case["H"]) == ("small", 2, 18, 9, 8)
@@ -102,6 +102,14 @@ def test_the_json_result(fake, case_file, tmp_path):
             "tolerance",
         }
         assert (comparison["max_bf16_ulp"] is None) == (comparison["tensor"] == "lse")
+
+
+def test_lanes_arrive_is_among_the_settings_and_changes_no_result(case_file, tmp_path):
+    (code, plain), (other, lanes) = (replay_json(tmp_path, case_file, *flag) for flag in ((), ("--lanes-arrive",)))
+    assert (code, other) == (0, 0)
+    assert lanes["settings"] == {**plain["settings"], "lanes_arrive": True}
+    first, second = plain["cases"][0]["comparisons"], lanes["cases"][0]["comparisons"]
+    assert first == second
 
 
 def test_nan_in_a_json_result(fake, case_file, tmp_path):

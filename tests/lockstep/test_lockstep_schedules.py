@@ -12,13 +12,13 @@ import pytest
 
 from tests.cases import make_batch
 from tests.lockstep.support import BY_NAME, Array, Result, run
-from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, VALUE_WARPS, Geometry
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, Geometry
 from verify_numba.lockstep import LockstepError, RaceError
 from verify_numba.lockstep.control_ops import barrier_rings
 from verify_numba.lockstep.machine import Block, Warp, current
 
 CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
-SCORE_WARPS = range(VALUE_WARPS, CLUSTER.first_softmax_warp)
+SCORE_WARPS = range(CLUSTER.value_warps, CLUSTER.first_softmax_warp)
 FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
 BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=4)
 """More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap."""
@@ -75,7 +75,7 @@ def test_score_warps_far_apart(g: Geometry) -> None:
 
 
 def role_of(g: Geometry, warp: int) -> str:
-    if warp < VALUE_WARPS:
+    if warp < g.value_warps:
         return "value"
     if warp < g.first_softmax_warp:
         return "score"
@@ -90,7 +90,7 @@ def without_wait(g: Geometry, ring: str, role: str) -> Iterator[None]:
     wait = Warp.wait_mbarrier
 
     def careless(warp: Warp, bar: int, parity: int) -> None:
-        if bar not in bars or role_of(g, warp.index) != role:
+        if bar not in bars or role_of(g, g.place(warp.index)) != role:
             wait(warp, bar, parity)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_a_part_that_is_not_sent_is_noticed(lost: int) -> None:
         send_part = ops.send_part
 
         def send(products: Array, scores: int, *rest: int) -> None:
-            if current().index != SCORE_WARPS[lost]:
+            if CLUSTER.place(current().index) != SCORE_WARPS[lost]:
                 send_part(products, scores, *rest)
 
         ops.send_part = send
@@ -207,4 +207,4 @@ def test_the_same_seed_gives_the_same_run() -> None:
         run(BATCH, CLUSTER, workers=2, seed=5, adversarial=True, change=change)
         orders.append(order)
     assert orders[0] == orders[1]
-    assert len(np.unique(orders[0])) > VALUE_WARPS
+    assert len(np.unique(orders[0])) > CLUSTER.value_warps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.lockstep.support import Array, inside
-from tests.lockstep.tiles import BF16, ODD, floats, put_stage
+from tests.lockstep.tiles import BF16, ODD, floats, put, put_stage
 from tests.trees import tree_mask
 from verify_numba.dims import D_QK, D_V
 from verify_numba.geometry import CLUSTER_FORMS, TILE, Geometry
@@ -76,7 +76,8 @@ class TestQueriesAndScores:
                     ops.send_part(mine, at.partner + g.score_bytes * part, bar, group, rank)
                 ops.store_part(mine, at.scores + g.score_bytes * part, group)
                 ops.arrive(bar)
-            ops.arm_scores(bar)
+            for me in range(g.softmax_warps):
+                ops.arm_scores(bar, me)
             ops.wait_cluster(bar, 0)
             whole = parts.sum(axis=(0, 1), dtype=np.float64)
             for me in range(g.softmax_warps):
@@ -90,9 +91,19 @@ class TestQueriesAndScores:
 
     @pytest.mark.parametrize("g", CLUSTER_FORMS, ids=lambda g: g.name)
     def test_both_blocks_have_the_same_sums(self, g: Geometry) -> None:
-        """Bit for bit, though each adds its own parts first: otherwise their columns would differ in weights."""
-        first, second = floats(5, 2, g.k_groups, TILE, 8)
-        assert np.array_equal(add_up([*first, *second]), add_up([*second, *first]))
+        """Bit for bit, though for each the other parts are its own: otherwise their columns would differ in weights."""
+        parts = floats(5, 2, g.k_groups, g.n_tiles, TILE, 8)
+        sums: dict[int, list[Array]] = {0: [], 1: []}
+
+        def body(ops: Any) -> None:
+            rank = current().block.x
+            put(g.shared.scores, parts[rank])
+            put(g.shared.partner, parts[1 - rank])
+            for me in range(g.softmax_warps):
+                sums[rank].append(ops.gather_scores(g.shared.scores, g.shared.partner, me))
+
+        inside(g, body)
+        assert np.array_equal(sums[0], sums[1])
 
     def test_parts_are_added_in_pairs(self) -> None:
         parts: Array = np.array([2**24, 1, 1, -(2**24), 3], np.float32)
@@ -132,7 +143,9 @@ class TestMasks:
 
     @pytest.mark.parametrize(("T", "H"), [(1, 1), (9, 8), (16, 5), (20, 3), (33, 1)])
     @pytest.mark.parametrize("prefix", [0, 7])
-    def test_the_mask_decides_and_nothing_else_is_read(self, T: int, H: int, prefix: int) -> None:
+    def test_the_mask_decides_and_nothing_else_is_read(
+        self, form: Geometry, T: int, H: int, prefix: int
+    ) -> None:
         mask = tree_mask(np.random.default_rng(T), T, "random")
         stride = prefix + T
         # Exactly the cells of the mask from the first tree cell on: any other read is a fault.
@@ -142,29 +155,30 @@ class TestMasks:
 
         def body(ops: Any) -> None:
             for token0 in range(0, T + TILE, TILE):
-                for my_row in range(0, T * H + 16, 16):
+                for my_row in range(0, T * H + 16, 8):
                     found = ops.seen(address, stride, QLEN_ONLY, my_row, H, T, token0)
-                    assert np.array_equal(found, self.expected(mask, my_row, H, token0))
+                    assert np.array_equal(found, self.expected(form, mask, my_row, H, token0))
 
-        inside(ODD, body, memory=memory)
+        inside(form, body, memory=memory)
 
     @pytest.mark.parametrize(("T", "H"), [(1, 1), (9, 8), (20, 3)])
-    def test_a_chain_needs_no_mask(self, T: int, H: int) -> None:
+    def test_a_chain_needs_no_mask(self, form: Geometry, T: int, H: int) -> None:
         mask = np.tri(T, dtype=bool)
 
         def body(ops: Any) -> None:
             for token0 in range(0, T + TILE, TILE):
-                for my_row in range(0, T * H + 16, 16):
+                for my_row in range(0, T * H + 16, 8):
                     found = ops.seen(0, 0, CHAIN, my_row, H, T, token0)
-                    assert np.array_equal(found, self.expected(mask, my_row, H, token0))
+                    assert np.array_equal(found, self.expected(form, mask, my_row, H, token0))
 
-        inside(ODD, body)
+        inside(form, body)
 
     @staticmethod
-    def expected(mask: Array, my_row: int, H: int, token0: int) -> Array:
+    def expected(g: Geometry, mask: Array, my_row: int, H: int, token0: int) -> Array:
+        """What one softmax warp's rows see of one tile."""
         T = len(mask)
-        visible = np.zeros((TILE, 16), bool)
-        for m, column in np.ndindex(TILE, 16):
+        visible = np.zeros((TILE, 8 * g.softmax_tiles), bool)
+        for m, column in np.ndindex(visible.shape):
             i, j = (my_row + column) // H, token0 + m
             visible[m, column] = i < T and j < T and mask[i, j]
         return visible

@@ -11,7 +11,7 @@ from verify_numba.lockstep.machine import current
 
 BF16 = ml_dtypes.bfloat16
 ODD = BY_NAME["cluster72"]
-"""Its last softmax warp has one row tile, the others two."""
+"""Its last softmax warp has one row tile fewer than the other, and its last value warp fewer columns."""
 
 
 def floats(seed: int, *shape: int) -> Array:

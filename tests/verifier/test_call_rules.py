@@ -38,6 +38,14 @@ def padded_rows(array, elements):
     return room[..., : array.shape[-1]]
 
 
+def token_stride(array, elements):
+    """The same contents with room behind each token, the heads of one close together."""
+    flat = padded_rows(array.reshape(len(array), -1), elements)
+    return np.lib.stride_tricks.as_strided(
+        flat, array.shape, (flat.strides[0], array.itemsize * array.shape[-1], array.itemsize)
+    )
+
+
 RULES = {
     "q float16": ("q", lambda a: a.astype(np.float16), "float16", "bfloat16"),
     "q float32": ("q", lambda a: a.astype(np.float32), "float32", "bfloat16"),
@@ -45,8 +53,10 @@ RULES = {
     "q heads": ("q", lambda a: a[:, :4], "shape [13, 4, 576]", "[13, 8, 576]"),
     "q width": ("q", lambda a: a[..., :512], "shape [13, 8, 512]", "[13, 8, 576]"),
     "q last dimension": ("q", lambda a: spread(a, 2), "last dimension", "contiguous rows"),
-    "q odd row stride": ("q", lambda a: padded_rows(a, 1), "strides", "multiples of 4 bytes"),
-    "q misaligned": ("q", lambda a: misaligned(a, 2), "at address", "multiples of 4 bytes"),
+    "q odd row stride": ("q", lambda a: padded_rows(a, 1), "strides", "multiples of 16 bytes"),
+    "q row stride": ("q", lambda a: padded_rows(a, 4), "strides", "multiples of 16 bytes"),
+    "q token stride": ("q", lambda a: token_stride(a, 4), "strides", "multiples of 16 bytes"),
+    "q misaligned": ("q", lambda a: misaligned(a, 8), "at address", "multiples of 16 bytes"),
     "k float16": ("k", lambda a: a.astype(np.float16), "float16", "bfloat16"),
     "k rank": ("k", lambda a: a[:, 0], "shape [13, 576]", "[13, 1, 576]"),
     "k length": ("k", lambda a: a[:-1], "shape [12, 1, 576]", "[13, 1, 576]"),

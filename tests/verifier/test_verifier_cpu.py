@@ -196,12 +196,29 @@ def test_a_gpu_that_is_not_there_is_said_so(device):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_bs", 0), ("T", 65), ("H", 129), ("T", 2.0), ("nsplit", 0), ("form", "triple")],
+    [
+        ("max_bs", 0), ("T", 65), ("H", 129), ("T", 2.0), ("nsplit", 0), ("form", "triple"),
+        ("lanes_arrive", 1), ("lanes_arrive", None),
+    ],
 )
 def test_sizes_are_refused_by_name(field, value):
     with pytest.raises(VerifyInputError) as caught:
         Verifier(**{"max_bs": 1, "T": 1, "H": 1, "device": "cpu", field: value})
     assert caught.value.field == field
+
+
+def test_lanes_arrive_changes_nothing_but_the_name_here():
+    call = make_call(**SMALL)
+    sizes = {"max_bs": 2, "T": 3, "H": 2, "device": "cpu"}
+    plain, lanes = Verifier(**sizes), Verifier(**sizes, lanes_arrive=True)
+    assert lanes.plan.geometry.name == f"{plain.plan.geometry.name}_lanes_arrive"
+    results = []
+    for verifier in (plain, lanes):
+        verifier.poison_workspace()
+        verifier.verify(call.batch, call.out, call.lse)
+        results.append((call.out.copy().view(np.uint16), call.lse.copy().view(np.uint32)))
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_the_plan_can_be_read_and_printed(verifier):

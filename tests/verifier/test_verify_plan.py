@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
 from verify_numba import VerifyInputError, make_plan
 from verify_numba.dims import D_V
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, SM120_SHARED_BYTES
+from verify_numba.gpu.cache_key import cache_key
 from verify_numba.gpu.spec import KernelSpec
 from verify_numba.variants import all_specs, merge_spec, verify_spec
 
@@ -105,6 +106,23 @@ def test_the_form_follows_the_gpu():
         assert make_plan(max_bs=1, T=9, H=8, cc=cc, sm_count=100).form == form
 
 
+@pytest.mark.parametrize("g", FORMS, ids=lambda g: g.name)
+def test_lanes_that_arrive_for_themselves_are_a_kernel_of_its_own(g):
+    """Of a name and so a place in the cache of its own, with as much shared memory and as many registers."""
+    lanes = replace(g, lanes_arrive=True)
+    plain, other = verify_spec(g), verify_spec(lanes)
+    differ = {f.name for f in fields(plain) if getattr(plain, f.name) != getattr(other, f.name)}
+    assert differ == {"name", "build"}
+    assert cache_key(plain, (9, 0)) != cache_key(other, (9, 0))
+    assert (g.arrivals(g.value_warps), lanes.arrivals(g.value_warps)) == (g.value_warps, 32 * g.value_warps)
+    assert lanes.shared == g.shared
+
+
+def test_a_plan_differs_by_lanes_arrive_in_nothing_else():
+    plain, lanes = (make_plan(max_bs=4, T=9, H=8, cc=(9, 0), sm_count=132, lanes_arrive=x) for x in (False, True))
+    assert lanes == replace(plain, geometry=replace(plain.geometry, lanes_arrive=True))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
@@ -120,6 +138,7 @@ def test_the_form_follows_the_gpu():
         ("nsplit", 1025, "from 1 to 1024"),
         ("form", "pair", "'auto', 'cluster' or 'single'"),
         ("form", None, "'auto', 'cluster' or 'single'"),
+        ("lanes_arrive", 1, "True or False"),
     ],
 )
 def test_what_cannot_be_planned_is_named(field, value, expected):

@@ -31,8 +31,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     def whole_scores(base, count, me):
         """All parts of this warp's scores, of both blocks, added up."""
         buffer = i32(count & (PARTNER_BUFFERS - 1))
-        if me == 0:
-            arm_scores(base + SCORES_FULL + 8 * buffer)
+        arm_scores(base + SCORES_FULL + 8 * buffer, me)
         wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> PARTNER_SHIFT) & 1))
         scores = gather_scores(base + SCORES, base + PARTNER + K_GROUPS * SCORE_BYTES * buffer, me)
         arrive(base + SCORES_EMPTY)
@@ -74,13 +73,16 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                 if first >= request.prefix_tiles:
                     visible = seen(cells, stride, batch.layout, my_row, batch.H, request.T,
                                    i32(TILE * (first - request.prefix_tiles)))  # fmt: skip
+                # All keys of these tiles count for every row; prefix_tiles is less where the prefix is left out.
+                whole_tiles = i32(min(i32(request.L // TILE), request.prefix_tiles))
                 following = whole_scores(base, count, me)
                 for tile_ in range(first, last):
                     tile, scores = i32(tile_), following
-                    if tile >= request.prefix_tiles:
-                        scores = keep_seen(scores, visible)
-                    elif i32(request.L - TILE * tile) < TILE:
-                        scores = keep_first(scores, i32(request.L - TILE * tile))
+                    if tile >= whole_tiles:
+                        if tile < request.prefix_tiles:
+                            scores = keep_first(scores, i32(request.L - TILE * tile))
+                        else:
+                            scores = keep_seen(scores, visible)
 
                     d = exponents(scores, scale, m)
                     grew = exceeds(d)
@@ -92,10 +94,11 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
                     count = i32(count + 1)
-                    if tile + 1 < last:
-                        if tile + 1 >= request.prefix_tiles:
+                    tile = i32(tile + 1)
+                    if tile < last:
+                        if tile >= request.prefix_tiles:
                             visible = seen(cells, stride, batch.layout, my_row, batch.H, request.T,
-                                           i32(TILE * (tile + 1 - request.prefix_tiles)))  # fmt: skip
+                                           i32(TILE * (tile - request.prefix_tiles)))  # fmt: skip
                         following = whole_scores(base, count, me)
                     p = exp2(d)
                     store_grew(base + GREW + 32 * buffer + 4 * me, grew)

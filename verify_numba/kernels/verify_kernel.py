@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verify_numba.geometry import VALUE_WARPS, Geometry
+from verify_numba.geometry import WARP, Geometry
 from verify_numba.kernels.copy_role import make_copy_role
 from verify_numba.kernels.score_role import make_score_role
 from verify_numba.kernels.softmax_role import make_softmax_role
@@ -38,7 +38,10 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
 
     Grid (cluster * workers, row blocks), `g.threads` threads. Pointers are int64 addresses, strides are bytes.
     """
-    ROWS, FIRST_SOFTMAX_WARP, FIRST_COPY_WARP = g.rows, g.first_softmax_warp, g.first_copy_warp
+    ROWS, FIRST_SCORE_WARP, FIRST_SOFTMAX_WARP, FIRST_COPY_WARP = (
+        g.rows, g.value_warps, g.first_softmax_warp, g.first_copy_warp,
+    )  # fmt: skip
+    COPY_WARPS, FOURTH_FIRST, QUARTERS = g.copy_warps, g.fourth_first, g.threads // WARP // 4
     i32, warp_id, shared_base = ops.i32, ops.warp_id, ops.shared_base
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
@@ -55,6 +58,12 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
         part_o, part_lse, out, lse,
     ):  # fmt: skip
         warp = warp_id()
+        if FOURTH_FIRST:
+            quarter = i32(warp >> 2)
+            if warp & 3 == 3:
+                warp = quarter
+            else:
+                warp = i32(warp - quarter + QUARTERS)
         batch = Batch(bs, H, parts, layout, widths, min_tiles, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr)
         block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
         row_capacity = i32(ROWS * row_blocks())
@@ -70,13 +79,13 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
             settle()
         else:
             await_start()
-            if warp < VALUE_WARPS:
+            if warp < FIRST_SCORE_WARP:
                 value_role(batch, block, share, warp, row_capacity, part_o, out)
             elif warp < FIRST_SOFTMAX_WARP:
-                score_role(batch, block, share, i32(warp - VALUE_WARPS), q, q_token_stride, q_head_stride)
+                score_role(batch, block, share, i32(warp - FIRST_SCORE_WARP), q, q_token_stride, q_head_stride)
             elif warp < FIRST_COPY_WARP:
                 softmax_role(batch, block, share, i32(warp - FIRST_SOFTMAX_WARP), scale, row_capacity, part_lse, lse)
-            else:
-                copy_role(batch, block, share, i32(warp - FIRST_COPY_WARP), k, k_stride, pool, pool_stride)
+            elif COPY_WARPS == 2:
+                copy_role(batch, block, share, i32(1), k, k_stride, pool, pool_stride)
 
     return verify_kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, VALUE_WARPS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -31,13 +31,13 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     at = g.shared
     return {
         "full": (at.full, g.stages, WARP),
-        "empty": (at.empty, g.stages, VALUE_WARPS),
+        "empty": (at.empty, g.stages, g.value_warps),
         "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
         "scores_empty": (at.scores_empty, 1, g.softmax_warps),
         "weights_full": (at.weights_full, WEIGHT_BUFFERS, g.softmax_warps),
-        "weights_empty": (at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS),
+        "weights_empty": (at.weights_empty, WEIGHT_BUFFERS, g.value_warps),
         "inverse_full": (at.inverse_full, 1, g.softmax_warps),
-        "inverse_empty": (at.inverse_empty, 1, VALUE_WARPS),
+        "inverse_empty": (at.inverse_empty, 1, g.value_warps),
     }
 
 

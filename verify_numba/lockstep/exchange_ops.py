@@ -48,9 +48,9 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         data = by_row_tile(products).view(np.uint8).reshape(1, -1)
         warp.write_async(partner, group_place(scores, group), data.shape, data.copy, partner.mbarrier(bar))
 
-    def arm_scores(bar: int) -> None:
-        """Announces the partner's parts."""
-        if g.cluster == 2:
+    def arm_scores(bar: int, me: int) -> None:
+        """Announces the partner's parts, in the first softmax warp."""
+        if g.cluster == 2 and me == 0:
             current().arrive_mbarrier(bar, g.k_groups * g.score_bytes)
 
     def gather_scores(scores: int, partner: int, me: int) -> Floats:
@@ -59,8 +59,12 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         first = g.softmax_tiles * me
         shape = (my_tiles(g, first), TILE, MMA_N)
         blocks = (scores, partner) if g.cluster == 2 else (scores,)
-        places = [at + g.score_bytes * part + TILE_BYTES * first for at in blocks for part in range(g.k_groups)]
-        tiles = add_up([warp.read(at, np.float32, shape).copy() for at in places])
+        sums = []
+        for at in blocks:
+            places = [at + g.score_bytes * part + TILE_BYTES * first for part in range(g.k_groups)]
+            sums.append(add_up([warp.read(place, np.float32, shape).copy() for place in places]))
+        # Each block's own parts first, so that both blocks have the same sums, bit for bit.
+        tiles = add_up(sums)
         whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
         whole[:, : len(tiles)] = tiles.transpose(1, 0, 2)
         return whole.reshape(TILE, -1)

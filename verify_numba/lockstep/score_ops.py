@@ -15,8 +15,8 @@ from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
 Seen = NDArray[np.bool_]
-QUERY_ALIGN = 4
-"""A lane loads two neighbouring columns at once."""
+QUERY_ALIGN = 16
+"""A lane loads eight neighbouring columns at once."""
 
 
 def keep_first(scores: Floats, nvalid: int) -> Floats:

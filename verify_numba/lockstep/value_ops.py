@@ -8,38 +8,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_numba.dims import D_V
-from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, VALUE_WARPS, WARP, Geometry
+from verify_numba.geometry import COLUMN_GROUP, MMA_N, TILE, WARP, Geometry
 from verify_numba.lockstep.bf16 import narrow, widen
 from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
 GROUPS = D_V // COLUMN_GROUP
-PARTIAL_SHAPE = (2, WARP, 4)
-"""A partial result of eight rows and 32 columns as two mma accumulators: [m16 tile, lane, register]."""
-PARTIAL_BYTES = 4 * 2 * WARP * 4
+M_TILE = 16
+TILE_SHAPE = (WARP, 4)
+"""A partial result of eight rows and 16 columns as an mma accumulator: [lane, register]."""
+TILE_BYTES = 4 * WARP * 4
+PARTIAL_SHAPE = (COLUMN_GROUP // M_TILE, *TILE_SHAPE)
+"""A column group of it."""
+PARTIAL_BYTES = TILE_BYTES * PARTIAL_SHAPE[0]
 STORE_ALIGN = 4
 
 
 def pack_partial(o: Floats) -> Floats:
-    """[8 n, 32] float32 -> [n, *PARTIAL_SHAPE]: row and column to the lane and register that hold them.
+    """[8 n, 16 k] float32 -> [n, k, *TILE_SHAPE]: row and column to the lane and register that hold them.
 
     Row 2 c + e is in lanes with l % 4 = c, registers with r % 2 = e; column 16 a + 8 h + d is in m16 tile a,
     lanes with l // 4 = d, registers with r // 2 = h.
     """
-    n = len(o) // MMA_N
-    axes = o.reshape(n, 4, 2, 2, 2, 8)  # [n, c, e, a, h, d]
-    return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n, *PARTIAL_SHAPE)
+    n, k = len(o) // MMA_N, o.shape[1] // M_TILE
+    axes = o.reshape(n, 4, 2, k, 2, 8)  # [n, c, e, a, h, d]
+    return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n, k, *TILE_SHAPE)
 
 
 def unpack_partial(packed: Floats) -> Floats:
-    """The inverse of `pack_partial`."""
+    """The inverse of `pack_partial` for a column group."""
     n = len(packed)
     axes = packed.reshape(n, 2, 8, 4, 2, 2)
     return np.ascontiguousarray(axes.transpose(0, 3, 5, 1, 4, 2)).reshape(n * MMA_N, COLUMN_GROUP)
 
 
 def value_ops(g: Geometry) -> dict[str, Any]:
-    columns = g.value_columns // VALUE_WARPS
+    columns = M_TILE * g.m_tiles
     rows_a_flag = MMA_N * g.softmax_tiles
 
     def zero_o() -> Floats:
@@ -72,28 +76,27 @@ def value_ops(g: Geometry) -> dict[str, Any]:
         whole: Floats = o * current().read(inverse, np.float32, (g.rows,))[:, None]
         return whole
 
-    def first_column(rank: int, me: int) -> int:
-        return rank * g.value_columns + columns * me
+    def owned(rank: int, me: int) -> tuple[int, int]:
+        """First column of a warp, and how many it has: the last warp multiplies some that it does not own."""
+        return rank * g.value_columns + columns * me, min(columns, g.value_columns - columns * me)
 
     def store_partial(o: Floats, inverse: int, part_o: int, row_index: int, rank: int, me: int) -> None:
-        """float32 [row tile, column group, *PARTIAL_SHAPE], from the row tile of `row_index` on."""
-        memory = current().memory
-        whole = normalised(o, inverse)
-        for start in range(0, columns, COLUMN_GROUP):
-            group = (first_column(rank, me) + start) // COLUMN_GROUP
-            packed = pack_partial(whole[:, start : start + COLUMN_GROUP])
-            row_tiles = row_index // MMA_N + np.arange(g.n_tiles)
-            addresses = part_o + PARTIAL_BYTES * (GROUPS * row_tiles + group)
-            memory.store_rows(addresses, packed.view(np.uint8).reshape(g.n_tiles, -1), 16)
+        """float32 [row tile, m16 tile of columns, *TILE_SHAPE], from the row tile of `row_index` on."""
+        first, count = owned(rank, me)
+        packed = pack_partial(normalised(o, inverse)[:, :count])
+        row_tiles = row_index // MMA_N + np.arange(g.n_tiles)
+        addresses = part_o + PARTIAL_BYTES * GROUPS * row_tiles + TILE_BYTES * (first // M_TILE)
+        current().memory.store_rows(addresses, packed.view(np.uint8).reshape(g.n_tiles, -1), 16)
 
     def store_out(
         o: Floats, inverse: int, out: int, row_offset: int, row0: int, rows: int, rank: int, me: int
     ) -> None:
         """bf16 rows of the result, as far as the request has rows."""
         count = min(g.rows, rows - row0)
-        bits = narrow(normalised(o, inverse)[:count])
+        first, width = owned(rank, me)
+        bits = narrow(normalised(o, inverse)[:count, :width])
         row = row_offset + row0 + np.arange(count, dtype=np.int64)
-        addresses = out + 2 * (D_V * row + first_column(rank, me))
+        addresses = out + 2 * (D_V * row + first)
         current().memory.store_rows(addresses, bits.view(np.uint8), STORE_ALIGN)
 
     return {

@@ -135,7 +135,9 @@ def pack_bf16(b: Any, low: Any, high: Any) -> Any:
 
 
 def shuffle_xor(b: Any, x: Any, distance: int) -> Any:
-    return asm(b, F32, f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;", "=f,f", [x])
+    """The value of the lane whose number differs in bit `distance`; float32 or int32."""
+    constraints = "=f,f" if x.type == F32 else "=r,r"
+    return asm(b, x.type, f"shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;", constraints, [x])
 
 
 def any_lane(b: Any, x: Any) -> Any:
@@ -192,3 +194,13 @@ def load_shared(b: Any, address: Any, offset: int, n: int, kind: Any = F32) -> l
     data = f"{{{regs}}}" if n > 1 else regs
     text = f"ld.shared{width}.b32 {data}, [${n}{plus(offset)}];"
     return asm_many(b, kind, n, text, ",".join([f"={letter}"] * n + ["r", "~{memory}"]), [address])
+
+
+def store_global(b: Any, address: Any, offset: int, values: Sequence[Any], flag: Any | None = None) -> None:
+    """st.global of four float32, where the flag is set."""
+    store = f"st.global.v4.f32 [$0{plus(offset)}], {{$1,$2,$3,$4}};"
+    if flag is None:
+        asm(b, VOID, store, "l,f,f,f,f,~{memory}", [address, *values])
+    else:
+        text = f"{{.reg .pred p; setp.ne.s32 p, $5, 0; @p {store}}}"
+        asm(b, VOID, text, "l,f,f,f,f,r,~{memory}", [address, *values, flag])

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import PARTNER_BUFFERS, VALUE_WARPS, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
@@ -50,6 +50,12 @@ def shared_base(typing_context):
         return b.ptrtoint(array, I32)
 
     return i32(), codegen
+
+
+@device
+def kept_base():
+    # The shuffle keeps the address in a register; the compiler would read the block's rank anew at every use.
+    return shuffle(shared_base(), 0)
 
 
 @device
@@ -178,6 +184,11 @@ def arrive_warp(b: Any, bar: Any) -> None:
     asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
 
 
+def arrive_lanes(b: Any, bar: Any) -> None:
+    """32 arrivals, each for what its lane has done so far."""
+    asm(b, VOID, "{.reg .b64 s; mbarrier.arrive.shared.b64 s, [$0];}", "r,~{memory}", [bar])
+
+
 def try_wait(clustered: bool) -> str:
     """The cluster form needs compute capability 9.0, where a wait can suspend the warp; the single form needs 8.0."""
     return "mbarrier.try_wait.parity.shared::cta" if clustered else "mbarrier.test_wait.parity.shared"
@@ -193,18 +204,18 @@ def control_ops(g: Geometry) -> SimpleNamespace:
 
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, 32)
-        _init(b, base, at.empty, g.stages, VALUE_WARPS)
-        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.score_warps + clustered)
-        _init(b, base, at.scores_empty, 1, g.softmax_warps)
-        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.softmax_warps)
-        _init(b, base, at.weights_empty, WEIGHT_BUFFERS, VALUE_WARPS)
-        _init(b, base, at.inverse_full, 1, g.softmax_warps)
-        _init(b, base, at.inverse_empty, 1, VALUE_WARPS)
+        _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
+        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.arrivals(g.score_warps) + clustered)
+        _init(b, base, at.scores_empty, 1, g.arrivals(g.softmax_warps))
+        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.arrivals(g.softmax_warps))
+        _init(b, base, at.weights_empty, WEIGHT_BUFFERS, g.arrivals(g.value_warps))
+        _init(b, base, at.inverse_full, 1, g.arrivals(g.softmax_warps))
+        _init(b, base, at.inverse_empty, 1, g.arrivals(g.value_warps))
         if clustered:
             asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
         asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
-    arrive = tile_op(void, [i32], arrive_warp)
+    arrive = tile_op(void, [i32], arrive_lanes if g.lanes_arrive else arrive_warp)
     wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
     # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it
     # without the cache invalidation that an unrestricted one compiles to.
@@ -240,7 +251,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
 
     g_cluster = g.cluster
     return SimpleNamespace(
-        device=device, i32=i32, warp_id=warp_id, shared_base=shared_base, load_index=load_index, load_count=load_count,
+        device=device, i32=i32, warp_id=warp_id, shared_base=kept_base, load_index=load_index, load_count=load_count,
         first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
         init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,

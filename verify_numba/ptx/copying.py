@@ -29,6 +29,10 @@ def load_slots(batch, request, first, last):
     return slot
 
 
+LINE = 128
+"""Bytes of a cache line."""
+
+
 def copy_ops(g: Geometry) -> SimpleNamespace:
     value_bytes, rope_bytes = 2 * g.value_columns, 2 * g.rope_columns
     args = [i32, i32, i64, i64, i32, i32, i32]
@@ -38,34 +42,28 @@ def copy_ops(g: Geometry) -> SimpleNamespace:
         return asm(b, I64, "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [slot, b.trunc(stride, I32), rows])
 
     def copy_rows_body(b: Any, stage: Any, full: Any, rows: Any, stride: Any, slots: Any, half: Any, rank: Any) -> None:
-        """16 bytes a lane: the warp copies a row's value columns in two steps, and four rows' rope columns in one."""
+        """16 bytes a lane. A step copies one line of 128 bytes of four rows, so that a lane has few addresses: each of
+        its steps is a constant distance from one of four."""
         me = lane_id(b)
         base = b.mul(half, integer(TILE))
 
-        def row(token: Any) -> Any:
-            slot = asm(b, I32, "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r", [slots, b.add(base, token)])
-            return row_address(b, rows, slot, stride)
+        def copy_columns(lanes_a_row: int, width: int, at: int, source_at: int, source_step: int) -> None:
+            """`width` bytes of every row, from byte `at` of a stage's row on."""
+            row, chunk = b.udiv(me, integer(lanes_a_row)), b.mul(b.urem(me, integer(lanes_a_row)), integer(16))
+            target = b.add(stage, b.add(b.mul(row, integer(g.row_stride)), chunk))
+            source = b.add(rows, b.sext(b.add(chunk, b.mul(rank, integer(source_step))), I64))
+            together = 32 // lanes_a_row
+            for first in range(0, TILE, together):
+                token = b.add(b.add(row, base), integer(first))
+                slot = asm(b, I32, "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r", [slots, token])
+                address = row_address(b, source, slot, stride)
+                for line in range(0, width, 16 * lanes_a_row):
+                    place, text = plus(first * g.row_stride + at + line), plus(source_at + line)
+                    text = f"cp.async.cg.shared.global.L2::128B [$0{place}], [$1{text}], 16;"
+                    asm(b, VOID, text, "r,l,~{memory}", [target, address])
 
-        def copy16(target: Any, source: Any, at: int, source_at: int) -> None:
-            text = f"cp.async.cg.shared.global.L2::128B [$0{plus(at)}], [$1{plus(source_at)}], 16;"
-            asm(b, VOID, text, "r,l,~{memory}", [target, source])
-
-        lane_bytes = b.mul(me, integer(16))
-        target = b.add(stage, lane_bytes)
-        mine = b.sext(b.add(lane_bytes, b.mul(rank, integer(value_bytes))), I64)
-        for token in range(TILE):
-            source = b.add(row(integer(token)), mine)
-            for at in range(0, value_bytes, 512):
-                copy16(target, source, token * g.row_stride + at, at)
-        lanes_a_row = rope_bytes // 16
-        token = b.udiv(me, integer(lanes_a_row))
-        chunk = b.mul(b.urem(me, integer(lanes_a_row)), integer(16))
-        rope = b.add(b.add(stage, b.mul(token, integer(g.row_stride))), chunk)
-        step = 32 // lanes_a_row
-        for first in range(0, TILE, step):
-            column = b.sext(b.add(chunk, b.mul(rank, integer(rope_bytes))), I64)
-            source = b.add(row(b.add(token, integer(first))), column)
-            copy16(rope, source, first * g.row_stride + value_bytes, 2 * D_V)
+        copy_columns(LINE // 16, value_bytes, 0, 0, value_bytes)
+        copy_columns(rope_bytes // 16, rope_bytes, value_bytes, 2 * D_V, rope_bytes)
         asm(b, VOID, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [full])
 
     return SimpleNamespace(load_slots=load_slots, copy_rows=tile_op(void, args, copy_rows_body))

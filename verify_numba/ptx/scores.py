@@ -1,4 +1,4 @@
-"""S = K Q^T for one tile: queries in registers, keys through ldmatrix, parts of the sum through shared memory."""
+"""S = K Q^T for one tile: queries in registers, keys from shared memory, parts of the sum through shared memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from verify_numba.dims import D_V
-from verify_numba.geometry import MMA_K, TILE, Geometry
+from verify_numba.geometry import TILE, Geometry
 from verify_numba.kernels.work import CHAIN
 from verify_numba.ptx.asm import (
     I32,
@@ -14,6 +14,7 @@ from verify_numba.ptx.asm import (
     VOID,
     anew,
     asm,
+    asm_many,
     const,
     f32,
     i32,
@@ -25,6 +26,7 @@ from verify_numba.ptx.asm import (
     load_shared,
     mma,
     plus,
+    shuffle_xor,
     store_shared,
     tile,
     tile_op,
@@ -41,35 +43,50 @@ def score_ops(g: Geometry) -> SimpleNamespace:
 
 
 def _product_ops(g: Geometry) -> dict[str, Any]:
-    group, steps, value_steps = g.group_tiles, g.warp_k_steps, g.value_columns // MMA_K
+    group, steps = g.group_tiles, g.warp_k_steps
     products_t, queries_t = tile(f32, 4 * group), tile(i32, 2 * group * steps)
+    first_rope = g.value_columns // 32
+
+    def turn(b: Any, words: list[Any], t: Any) -> list[Any]:
+        """Lane t of four neighbours has words 4t .. 4t + 3 of sixteen, and gets words t, t + 4, t + 8, t + 12."""
+        for distance in (1, 2):
+            upper = b.icmp_signed("!=", b.and_(t, integer(distance)), integer(0))
+            for i in (j for j in range(4) if not j & distance):
+                low, high = words[i], words[i + distance]
+                theirs = shuffle_xor(b, b.select(upper, low, high), distance)
+                words[i] = b.select(upper, theirs, low)
+                words[i + distance] = b.select(upper, high, theirs)
+        return words
 
     def load_q_body(b: Any, *args: Any) -> list[Any]:
-        """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t+1 and 2t+8, 2t+9 of each k-step."""
+        """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t + 1 and 2t + 8, 2t + 9 of every 16. It loads
+        columns 8t .. 8t + 7 of every 32, which takes a quarter of the loads, and trades with its neighbours."""
         addresses, flags, rank, part = args[:group], args[group : 2 * group], args[-2], anew(b, args[-1])
-        value = b.add(b.mul(part, integer(2 * MMA_K * steps)), b.mul(rank, integer(2 * g.value_columns)))
+        value = b.add(b.mul(part, integer(32 * steps)), b.mul(rank, integer(2 * g.value_columns)))
         rope = b.add(value, b.mul(rank, integer(2 * (g.rope_columns - g.value_columns))))
         rope = b.add(rope, integer(2 * (D_V - g.value_columns)))
-        # Only the last share's last steps are in the rope columns: all else is a constant distance from one address.
+        # Only the last share's last columns are rope: all else is a constant distance from one address.
         late = b.select(b.icmp_signed("==", part, integer(g.k_groups - 1)), rope, value)
-        first_late = value_steps - (g.k_groups - 1) * steps
+        first_late = first_rope - (g.k_groups - 1) * steps // 2
         out = []
         for address, flag in zip(addresses, flags, strict=True):
             places = [b.add(address, b.sext(column, I64)) for column in (value, late)]
-            for step in range(steps):
-                for half in range(2):
-                    text = (
-                        "{.reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; "
-                        f"@p ld.global.nc.b32 $0, [$1{plus(2 * MMA_K * step + 16 * half)}];}}"
-                    )
-                    out.append(asm(b, I32, text, "=&r,l,r", [places[step >= first_late], flag]))
-        return out
+            for block in range(steps // 2):
+                zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(4))
+                text = (
+                    f"{{.reg .pred p; setp.ne.s32 p, $5, 0; {zeros} "
+                    f"@p ld.global.nc.v4.b32 {{$0,$1,$2,$3}}, [$4{plus(64 * block)}];}}"
+                )
+                words = asm_many(b, I32, 4, text, "=&r,=&r,=&r,=&r,l,r", [places[block >= first_late], flag])
+                out.append(words)
+        t = b.and_(lane_id(b), integer(3))
+        return [word for words in out for word in turn(b, words, t)]
 
     load_fragments = tile_op(queries_t, [i64] * group + [i32] * (group + 2), load_q_body)
 
     @device
     def row_address(q, token_stride, head_stride, n0, row, H):
-        return q + (n0 + quotient(row, H)) * token_stride + remainder(row, H) * head_stride + 4 * (lane() & 3)
+        return q + (n0 + quotient(row, H)) * token_stride + remainder(row, H) * head_stride + 16 * (lane() & 3)
 
     @device
     def load_q_three(q, token_stride, head_stride, n0, row, rows, H, rank, part):
@@ -87,9 +104,8 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
         r0 = i32(row + (lane() >> 2))
         return load_fragments(row_address(q, token_stride, head_stride, n0, r0, H), i32(r0 < rows), rank, part)
 
-    chains = 4 if group == 1 else 1
-    """Independent sums a row tile: a lone row tile has no other mma to issue while one is under way."""
-    ahead = 2
+    chains = g.key_chains
+    ahead = 4
     """Key fragments loaded before they are needed."""
 
     def score_body(b: Any, stage: Any, queries: Any, part: Any) -> list[Any]:
@@ -99,8 +115,8 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
         column = b.add(b.mul(b.lshr(matrix, integer(1)), integer(16)), b.mul(part, integer(32 * steps)))
         address = b.add(stage, b.add(b.mul(token, integer(g.row_stride)), column))
         q = unpack(b, queries, 2 * group * steps)
+        keys = [ldmatrix(b, address, 32 * step, 4) for step in range(min(ahead, steps))]
         sums = [[[const(0.0)] * 4 for _ in range(chains)] for _ in range(group)]
-        keys = [ldmatrix(b, address, 32 * step, 4) for step in range(ahead)]
         for step in range(steps):
             if step + ahead < steps:
                 keys.append(ldmatrix(b, address, 32 * (step + ahead), 4))
@@ -133,8 +149,10 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
     def group_place(b: Any, scores: Any, index: Any) -> Any:
         return place(b, scores, b.mul(anew(b, index), integer(group)))
 
-    def load_tiles(b: Any, at: Any, n: int, offset: int) -> list[Any]:
-        return [x for i in range(n) for x in load_shared(b, at, offset + 512 * i, 4)]
+    def load_tiles(b: Any, at: Any, last: Any, offset: int) -> list[Any]:
+        """This warp's row tiles of one part, of which the last lies at `last`."""
+        words = [x for i in range(mine - 1) for x in load_shared(b, at, offset + 512 * i, 4)]
+        return words + load_shared(b, last, offset, 4)
 
     def store_body(b: Any, products: Any, part: Any, index: Any) -> None:
         at, values = group_place(b, part, index), unpack(b, products, 4 * group)
@@ -153,35 +171,42 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             text = f"{store} [$0{plus(512 * n)}], {{$2,$3,$4,$5}}, [$1];"
             asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [at, bar_there, *values[4 * n : 4 * n + 4]])
 
-    def arm_body(b: Any, bar: Any) -> None:
-        """Expect the partner's parts."""
+    def arm_body(b: Any, bar: Any, me: Any) -> None:
+        """Expect the partner's parts: one lane of the first softmax warp says so."""
         if clustered:
             text = (
-                "{.reg .pred p; setp.eq.s32 p, $1, 0; "
-                f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {g.k_groups * g.score_bytes};}}"
+                "{.reg .pred p; .reg .b64 s; setp.eq.s32 p, $1, 0; "
+                f"@p mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], {g.k_groups * g.score_bytes}; "
+                "@p mbarrier.arrive.shared.b64 s, [$0];}"
             )
-            asm(b, VOID, text, "r,r,~{memory}", [bar, lane_id(b)])
+            asm(b, VOID, text, "r,r,~{memory}", [bar, b.or_(lane_id(b), me)])
 
-    def gather_body(b: Any, scores: Any, partner: Any, me: Any) -> list[Any]:
-        index = b.mul(me, integer(mine))
-        blocks = (scores, partner) if clustered else (scores,)
-        places = [place(b, block, index) for block in blocks]
-        parts = [load_tiles(b, at, mine, g.score_bytes * part) for at in places for part in range(g.k_groups)]
+    def add_up(b: Any, parts: list[list[Any]]) -> list[Any]:
         while len(parts) > 1:
             neighbours = zip(parts[::2], parts[1::2], strict=False)
             pairs = [[b.fadd(x, y) for x, y in zip(p, q, strict=True)] for p, q in neighbours]
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
-        out = parts[0]
-        if not uneven:
-            return out
-        # The last warp's last tile does not exist: what was read there must not decide anything.
+        return parts[0]
+
+    def gather_body(b: Any, scores: Any, partner: Any, me: Any) -> list[Any]:
+        index = b.mul(me, integer(mine))
+        blocks = (scores, partner) if clustered else (scores,)
+        # The last warp's last tile may not exist: then the first is read again, and dropped.
         exists = b.icmp_signed("<", me, integer(g.softmax_warps - 1))
-        return [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
+        to_last = b.select(exists, integer(512 * (mine - 1)), integer(0)) if uneven else integer(512 * (mine - 1))
+        places = [place(b, block, index) for block in blocks]
+        sums = []
+        for at in places:
+            parts = [load_tiles(b, at, b.add(at, to_last), g.score_bytes * part) for part in range(g.k_groups)]
+            sums.append(add_up(b, parts))
+        # Each block's own parts first, so that both blocks have the same sums, bit for bit.
+        out = add_up(b, sums)
+        return out if not uneven else [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
         "store_part": tile_op(void, [products_t, i32, i32], store_body),
         "send_part": tile_op(void, [products_t, i32, i32, i32, i32], send_body),
-        "arm_scores": tile_op(void, [i32], arm_body),
+        "arm_scores": tile_op(void, [i32, i32], arm_body),
         "gather_scores": tile_op(scores_t, [i32, i32, i32], gather_body),
     }
 
@@ -226,9 +251,8 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
 
     def clean_chunk(b: Any, stage: Any, chunk: Any) -> None:
         """Zero what is not finite among the eight bf16 values of one 16-byte chunk."""
-        # A lane behind the end looks at the last chunk, and leaves it.
-        flag = b.zext(b.icmp_signed("<", chunk, integer(chunks)), I32)
-        chunk = b.select(b.icmp_signed("<", chunk, integer(chunks)), chunk, integer(chunks - 1))
+        # A lane behind the end looks again at the chunk it did before.
+        chunk = b.select(b.icmp_signed("<", chunk, integer(chunks)), chunk, b.sub(chunk, integer(step)))
         row, column = b.udiv(chunk, integer(chunks_a_row)), b.urem(chunk, integer(chunks_a_row))
         address = b.add(stage, b.add(b.mul(row, integer(g.row_stride)), b.mul(column, integer(16))))
         cleaned = []
@@ -238,7 +262,7 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
                 bad = b.icmp_signed("==", b.and_(word, exponent), exponent)
                 word = b.select(bad, b.and_(word, integer(0xFFFF0000 if shift == 0 else 0xFFFF)), word)
             cleaned.append(word)
-        store_shared(b, address, 0, cleaned, flag)
+        store_shared(b, address, 0, cleaned)
 
     def clean_body(b: Any, stage: Any, me: Any) -> None:
         asm(b, VOID, f"bar.sync 1, {32 * g.score_warps};", "~{memory}", [])

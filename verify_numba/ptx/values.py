@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from verify_numba.dims import D_V
-from verify_numba.geometry import COLUMN_GROUP, VALUE_WARPS, Geometry
+from verify_numba.geometry import COLUMN_GROUP, Geometry
 from verify_numba.ptx.asm import (
     I32,
     I64,
@@ -20,9 +20,11 @@ from verify_numba.ptx.asm import (
     integer,
     lane_id,
     ldmatrix,
+    less,
     load_shared,
     mma,
     plus,
+    store_global,
     tile,
     tile_op,
     unpack,
@@ -34,7 +36,7 @@ from verify_numba.ptx.control import device
 
 def value_ops(g: Geometry) -> SimpleNamespace:
     m_tiles, n_tiles = g.m_tiles, g.n_tiles
-    warp_columns = g.value_columns // VALUE_WARPS
+    warp_columns = 16 * m_tiles
     size = 4 * m_tiles * n_tiles
     o_t = tile(f32, size)
 
@@ -97,20 +99,25 @@ def value_ops(g: Geometry) -> SimpleNamespace:
                     v[at(m, n) + e] = b.fmul(v[at(m, n) + e], factors[e % 2])
         return v
 
-    groups = D_V // COLUMN_GROUP
-    my_groups = warp_columns // COLUMN_GROUP
+    group_stride = 1024 * (D_V // COLUMN_GROUP)
+    block_tiles = g.value_columns // 16
+
+    def stores(b: Any, me: Any, m: int) -> Any | None:
+        """None where m16 tile m of every warp has columns, else a flag."""
+        if not g.uneven_columns:
+            return None
+        return less(b, b.mul(me, integer(m_tiles)), block_tiles - m)
 
     def store_partial_body(b: Any, o: Any, inverse: Any, pointer: Any, rank: Any, me: Any) -> None:
         """[row tile][column group][m16 tile of the group][lane][4] float32: every store is one full line a warp."""
         v = normalised(b, o, inverse)
-        group = b.mul(b.add(b.mul(rank, integer(VALUE_WARPS)), me), integer(my_groups))
-        offset = b.add(b.mul(group, integer(1024)), b.mul(lane_id(b), integer(16)))
+        m_tile = b.add(b.mul(rank, integer(block_tiles)), b.mul(me, integer(m_tiles)))
+        offset = b.add(b.mul(m_tile, integer(512)), b.mul(lane_id(b), integer(16)))
         base = b.add(pointer, b.sext(offset, I64))
+        flags = [stores(b, me, m) for m in range(m_tiles)]
         for n in range(n_tiles):
             for m in range(m_tiles):
-                place = plus(1024 * (n * groups + m // 2) + 512 * (m % 2))
-                text = f"st.global.v4.f32 [$0{place}], {{$1,$2,$3,$4}};"
-                asm(b, VOID, text, "l,f,f,f,f,~{memory}", [base, *v[at(m, n) : at(m, n) + 4]])
+                store_global(b, base, n * group_stride + 512 * m, v[at(m, n) : at(m, n) + 4], flags[m])
 
     def store_out_body(b: Any, o: Any, inverse: Any, pointer: Any, row0: Any, rows: Any, rank: Any, me: Any) -> None:
         v, lanes = normalised(b, o, inverse), lane_id(b)
@@ -119,17 +126,19 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         column = b.add(column, b.lshr(lanes, integer(2)))
         offset = b.add(b.mul(b.sext(row, I64), wide(2 * D_V)), b.sext(b.mul(column, integer(2)), I64))
         base = b.add(pointer, offset)
+        columns = [stores(b, me, m) for m in range(m_tiles)]
         for n in range(n_tiles):
             for odd in range(2):
                 flag = b.zext(b.icmp_signed("<", b.add(row, integer(8 * n + odd)), rows), I32)
                 for m in range(m_tiles):
+                    here = flag if columns[m] is None else b.and_(flag, columns[m])
                     for half in range(2):
                         place = plus((8 * n + odd) * 2 * D_V + 2 * (16 * m + 8 * half))
                         text = (
                             "{.reg .pred p; .reg .b16 h; setp.ne.s32 p, $2, 0; cvt.rn.bf16.f32 h, $1; "
                             f"@p st.global.b16 [$0{place}], h;}}"
                         )
-                        asm(b, VOID, text, "l,f,r,~{memory}", [base, v[at(m, n) + odd + 2 * half], flag])
+                        asm(b, VOID, text, "l,f,r,~{memory}", [base, v[at(m, n) + odd + 2 * half], here])
 
     store_partial_at = tile_op(void, [o_t, i32, i64, i32, i32], store_partial_body)
     store_out_at = tile_op(void, [o_t, i32, i64, i32, i32, i32, i32], store_out_body)

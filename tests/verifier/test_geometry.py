@@ -1,0 +1,96 @@
+"""Who does what in a block, for every form: warps to roles, columns and rows to warps."""
+
+from __future__ import annotations
+
+import pytest
+
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, WARP
+
+FORMS = (*CLUSTER_FORMS, *SINGLE_FORMS)
+M_TILE = 16
+
+
+@pytest.fixture(params=FORMS, ids=lambda g: g.name)
+def g(request):
+    return request.param
+
+
+def test_every_warp_has_a_place_of_its_own(g):
+    warps = g.threads // WARP
+    assert sorted(map(g.place, range(warps))) == list(range(warps))
+
+
+def test_fourth_warps_come_first_where_the_form_says_so(g):
+    warps = range(g.threads // WARP)
+    fourth = [w for w in warps if w % 4 == 3] if g.fourth_first else []
+    order = sorted(warps, key=g.place)
+    assert order == fourth + [w for w in warps if w not in fourth]
+
+
+def test_places_are_of_value_score_softmax_and_copy_warps(g):
+    ends = (g.value_warps, g.first_softmax_warp, g.first_copy_warp, g.threads // WARP)
+    starts = (0, *ends[:-1])
+    counts = [end - start for start, end in zip(starts, ends, strict=True)]
+    assert counts == [g.value_warps, g.score_warps, g.softmax_warps, g.copy_warps]
+    assert min(counts) >= 1
+
+
+def test_quarters_of_a_multiprocessor_multiply_alike_where_fourth_warps_come_first():
+    """Warp w runs on quarter w % 4, and a quarter has its own tensor core."""
+    (g,) = (g for g in FORMS if g.fourth_first)
+    work = [0] * 4
+    for warp in range(g.threads // WARP):
+        place = g.place(warp)
+        if place < g.value_warps:
+            work[warp % 4] += g.m_tiles * g.n_tiles
+        elif place < g.first_softmax_warp:
+            work[warp % 4] += g.warp_k_steps * g.group_tiles
+    assert len(set(work)) == 1
+
+
+def test_every_column_is_one_value_warps(g):
+    """Shares are equal, except that the last may end behind the last column."""
+    share = M_TILE * g.m_tiles
+    ends = [min(g.value_columns, share * (me + 1)) for me in range(g.value_warps)]
+    widths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    assert sum(widths) == g.value_columns
+    assert widths[:-1] == [share] * (g.value_warps - 1)
+    assert 0 < widths[-1] <= share
+    assert widths[-1] % M_TILE == 0
+    assert g.uneven_columns == (widths[-1] < share)
+
+
+def test_what_is_multiplied_and_dropped_lies_in_the_same_row(g):
+    """Behind its last column a value warp reads rope columns, which the copy has written, and nothing further."""
+    assert M_TILE * g.m_tiles * g.value_warps <= g.value_columns + g.rope_columns
+
+
+def test_six_value_warps_have_uneven_shares():
+    forms = [g for g in FORMS if g.value_warps == 6]
+    assert {g.cluster for g in forms} == {1, 2}
+    for g in forms:
+        assert g.uneven_columns
+        assert (g.m_tiles, g.value_columns // M_TILE % g.m_tiles) == ((3, 1) if g.cluster == 2 else (6, 2))
+
+
+def test_every_row_tile_is_one_softmax_warps_and_at_most_one_is_not_there(g):
+    """The operations of a softmax warp know one row tile at most that may not be there: the last warp's last."""
+    missing = g.softmax_tiles * g.softmax_warps - g.n_tiles
+    assert missing in (0, 1)
+    assert missing < g.softmax_tiles
+    assert g.softmax_warps <= 8, "flags of a weight buffer"
+
+
+def test_every_score_warp_has_whole_row_tiles_and_whole_loads_of_columns(g):
+    """Queries are loaded 32 columns at a time."""
+    assert g.groups * g.group_tiles == g.n_tiles
+    assert g.k_groups * g.warp_k_steps == g.k_steps
+    assert g.warp_k_steps % 2 == 0
+    assert g.value_columns % 32 == g.rope_columns % 32 == 0
+
+
+def test_registers_of_all_warps_fit(g):
+    """Sixteen thousand a quarter, which runs every fourth warp."""
+    warps = -(-g.threads // WARP // 4)
+    assert g.max_registers % 8 == 0 or g.max_registers == 255
+    assert warps * WARP * g.max_registers <= 16_384
