@@ -1,6 +1,7 @@
-"""One of two ranks of `test_ranks.py`, in a process of its own: `python -m tests.glue.rank_process RANK FOLDER SCENE`.
+"""One of two ranks of `test_glue_ranks.py`, in a process of its own.
 
-Prints one JSON line. The ranks meet in a gloo group over a file; `at("name")` lines them up.
+`python -m tests.glue.rank_process RANK FOLDER SCENE` prints one JSON line. The ranks meet in a gloo group over a
+file; `at("name")` lines them up.
 """
 
 from __future__ import annotations
