@@ -26,7 +26,7 @@ class Tag(enum.IntEnum):
 
 
 STATS = (
-    "calls",
+    "calls",  # calls with a row to compare
     "rows",  # rows (draft token of a request that is not padding) compared
     "mismatches",  # calls whose relative norm reached the threshold, or with a non-finite row of ours
     "sq_diff",

@@ -32,7 +32,8 @@ class DiffStats:
     def add(self, tag: Tag, layer: int, call: SlotCall, ours: Tensor, triton: Tensor) -> Tensor:
         """Enqueue the comparison of `ours` with `triton` ([N, H, D_V] bf16 each) for row `layer` of the board.
 
-        Returns a device scalar (bool): whether the call is a mismatch.
+        A call whose requests are all padding compares nothing and is not counted: SGLang makes such calls while it
+        starts. Returns a device scalar (bool): whether the call is a mismatch.
         """
         diff, norm, finite_ours, finite_triton, largest = _by_row(ours, triton)
         live = _live_rows(call)
@@ -44,7 +45,7 @@ class DiffStats:
         lengths = call.kv_indptr[1:] - call.kv_indptr[:-1]
         prefix = lengths.index_select(0, (worst // call.max_extend_len).view(1))[0]  # [scalar] would synchronise
         one = torch.ones_like(rel)
-        sums = (one, live.sum(), mismatch, sq_diff, sq_triton, nan_ours, (live & ~finite_triton).sum())
+        sums = (live.any(), live.sum(), mismatch, sq_diff, sq_triton, nan_ours, (live & ~finite_triton).sum())
         self._accumulate(self._board.stats[tag, layer], _row(sums), rel, max_abs, _row((prefix, one * call.bs)))
         self._remember(mismatch, _row((one * tag, one * layer, one * call.bs, prefix, rel, max_abs)))
         return mismatch

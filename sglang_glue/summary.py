@@ -33,6 +33,8 @@ def describe(backend: Json) -> str:
     ]
     if counters["validate"]:
         parts += [_validated(tag, counters["validate"][tag]) for tag in ("eager", "graph")]
+    elif backend["mode"] == "validate":
+        parts.append("nothing compared yet")
     fallback = backend.get("ranks", {}).get("fallback")
     if fallback:
         parts.insert(0, f"RANKS FELL BACK ({fallback})")

@@ -81,6 +81,18 @@ def test_padded_requests_are_left_out():
     assert found["rows"] == 4 and found["nan_ours"] == 0 and found["mismatches"] == 0
 
 
+def test_a_call_of_padding_alone_is_not_a_call_compared():
+    board, stats, counters = board_and_stats()
+    warm_up = make_call(lengths=(1, 1))
+    warm_up.kv_indices[:2] = 0
+    assert not stats.add(Tag.EAGER, 0, warm_up, *pair(warm_up, noise=0.5))
+    board.publish()
+    assert counters.snapshot()["validate"] is None
+    served = make_call(seed=1)
+    stats.add(Tag.EAGER, 0, served, *pair(served, noise=0.002))
+    assert totals(board, counters)["calls"] == 1
+
+
 def test_an_empty_prefix_is_not_padding():
     board, stats, counters = board_and_stats()
     call = make_call(lengths=(0,))._replace(kv_indices=torch.empty(0, dtype=torch.int64))

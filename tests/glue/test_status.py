@@ -167,3 +167,12 @@ def test_a_backend_that_was_not_taken_says_why():
     assert describe({"rank": "tp1", "mode": "on", "declined": "page_size"}) == (
         "tp1 on: not installed (page_size); Triton serves everything"
     )
+
+
+def test_the_line_of_validate_says_that_nothing_was_compared_yet():
+    call = make_call(lengths=(1,))
+    call.kv_indices[0] = 0  # a warm-up call: padding alone
+    slot = make_slot(Mode.VALIDATE, calls=[call])
+    assert slot(*call)
+    line = describe(report_of(slot))
+    assert "1 eager and 0 graph calls ours; declined none; errors none; nothing compared yet;" in line
