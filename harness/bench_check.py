@@ -21,7 +21,7 @@ ALLOWED_FACTOR = 2.0
 LAG = 4 / 3
 """Scale of probabilities before they are rounded: a running maximum may lag, so that a dominant probability is not
 exactly one; at 4/3 its rounding is about as bad as it gets."""
-PEER_REL_NORM, PEER_WORST_ROW = 2e-2, 6e-2
+PEER_REL_NORM, PEER_WORST_ROW = 5e-2, 15e-2
 """Limits for peers: enough to see a wrong key or mask, wide enough for scores rounded to bf16."""
 LSE_LIMIT = 2.0**-9
 """Natural-log LSE: half a bf16 ulp, what a row sum over bf16 probabilities may lose."""

@@ -47,6 +47,11 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
     products_t, queries_t = tile(f32, 4 * group), tile(i32, 2 * group * steps)
     first_rope = g.value_columns // 32
 
+    # Four loads of a word each, or one of four words, which lanes then trade: a quarter of the loads. The single form
+    # also runs below compute capability 9.0, where a shuffle may cost a call that saves all registers.
+    wide_loads = g.cluster == 2
+    lane_bytes = 16 if wide_loads else 4
+
     def turn(b: Any, words: list[Any], t: Any) -> list[Any]:
         """Lane t of four neighbours has words 4t .. 4t + 3 of sixteen, and gets words t, t + 4, t + 8, t + 12."""
         for distance in (1, 2):
@@ -58,9 +63,17 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
                 words[i + distance] = b.select(upper, high, theirs)
         return words
 
+    def load_words(b: Any, address: Any, offset: int, flag: Any, n: int) -> list[Any]:
+        """n neighbouring words, 0 where the flag is not set."""
+        zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(n))
+        registers = ",".join(f"${i}" for i in range(n))
+        load = f"ld.global.nc.v4.b32 {{{registers}}}" if n == 4 else f"ld.global.nc.b32 {registers}"
+        text = f"{{.reg .pred p; setp.ne.s32 p, ${n + 1}, 0; {zeros} @p {load}, [${n}{plus(offset)}];}}"
+        return asm_many(b, I32, n, text, ",".join(["=&r"] * n + ["l", "r"]), [address, flag])
+
     def load_q_body(b: Any, *args: Any) -> list[Any]:
-        """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t + 1 and 2t + 8, 2t + 9 of every 16. It loads
-        columns 8t .. 8t + 7 of every 32, which takes a quarter of the loads, and trades with its neighbours."""
+        """B fragments of Q^T: lane (g, t) holds row g, columns 2t, 2t + 1 and 2t + 8, 2t + 9 of every 16, which are
+        words t, t + 4, t + 8 and t + 12 of every 32."""
         addresses, flags, rank, part = args[:group], args[group : 2 * group], args[-2], anew(b, args[-1])
         value = b.add(b.mul(part, integer(32 * steps)), b.mul(rank, integer(2 * g.value_columns)))
         rope = b.add(value, b.mul(rank, integer(2 * (g.rope_columns - g.value_columns))))
@@ -72,21 +85,19 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
         for address, flag in zip(addresses, flags, strict=True):
             places = [b.add(address, b.sext(column, I64)) for column in (value, late)]
             for block in range(steps // 2):
-                zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(4))
-                text = (
-                    f"{{.reg .pred p; setp.ne.s32 p, $5, 0; {zeros} "
-                    f"@p ld.global.nc.v4.b32 {{$0,$1,$2,$3}}, [$4{plus(64 * block)}];}}"
-                )
-                words = asm_many(b, I32, 4, text, "=&r,=&r,=&r,=&r,l,r", [places[block >= first_late], flag])
-                out.append(words)
+                place = places[block >= first_late]
+                if wide_loads:
+                    out.append(load_words(b, place, 64 * block, flag, 4))
+                else:
+                    out.append([load_words(b, place, 64 * block + at, flag, 1)[0] for at in range(0, 64, 16)])
         t = b.and_(lane_id(b), integer(3))
-        return [word for words in out for word in turn(b, words, t)]
+        return [word for words in out for word in (turn(b, words, t) if wide_loads else words)]
 
     load_fragments = tile_op(queries_t, [i64] * group + [i32] * (group + 2), load_q_body)
 
     @device
     def row_address(q, token_stride, head_stride, n0, row, H):
-        return q + (n0 + quotient(row, H)) * token_stride + remainder(row, H) * head_stride + 16 * (lane() & 3)
+        return q + (n0 + quotient(row, H)) * token_stride + remainder(row, H) * head_stride + lane_bytes * (lane() & 3)
 
     @device
     def load_q_three(q, token_stride, head_stride, n0, row, rows, H, rank, part):
