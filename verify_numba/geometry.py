@@ -25,7 +25,7 @@ sent tile t - 1, and, before that, the partner's softmax warps have read tile t 
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
 COLUMN_GROUP = 32
-"""Columns in one chunk of a partial result: two m16 tiles of one value warp."""
+"""Columns in one chunk of a partial result: two m16 tiles, of one value warp or of two neighbours."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Geometry:
     """Warps that accumulate O, each for all rows of the block and an equal share of its output columns, rounded up to
     whole m16 tiles."""
     fourth_first: bool = False
-    """Whether warps 3, 7, 11, … come first in the order of roles (see `place`)."""
+    """Whether warps 3, 7, 11, … come first in the order of roles (see `place`), so that the four quarters of a
+    multiprocessor have equally many products. A gain in time has not shown."""
     lanes_arrive: bool = False
     """Whether every lane arrives at a barrier for itself, where otherwise one does for its warp: slower, but an order
     that compute-sanitizer's racecheck can follow, which does not see that a warp's barrier comes before the arrival."""

@@ -107,8 +107,8 @@ def make_plan(
 
 
 def _check(field: str, value: int, low: int, high: int) -> None:
-    if not (isinstance(value, int) and low <= value <= high):
-        raise VerifyInputError(field, value, f"an integer from {low} to {high}")
+    if not (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
+        raise VerifyInputError(field, repr(value), f"an integer from {low} to {high}")
 
 
 def _forms(form: str, cc: tuple[int, int]) -> tuple[Geometry, ...]:

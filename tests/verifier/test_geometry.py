@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, WARP
 
 FORMS = (*CLUSTER_FORMS, *SINGLE_FORMS)
 M_TILE = 16
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 
 
 @pytest.fixture(params=FORMS, ids=lambda g: g.name)
@@ -27,12 +31,17 @@ def test_fourth_warps_come_first_where_the_form_says_so(g):
     assert order == fourth + [w for w in warps if w not in fourth]
 
 
-def test_places_are_of_value_score_softmax_and_copy_warps(g):
-    ends = (g.value_warps, g.first_softmax_warp, g.first_copy_warp, g.threads // WARP)
-    starts = (0, *ends[:-1])
-    counts = [end - start for start, end in zip(starts, ends, strict=True)]
-    assert counts == [g.value_warps, g.score_warps, g.softmax_warps, g.copy_warps]
-    assert min(counts) >= 1
+def test_the_table_of_variants_in_the_docs(g):
+    """docs/design.md: warps and tiles of each role, registers, stages, shared memory."""
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", DESIGN.read_text(), re.MULTILINE)
+    (found,) = (cells for name, cells in rows if name == g.name)
+    cells = re.sub(r",(?= )", "", found).split("|")
+    value, score, softmax, copy, *sizes = (re.findall(r"[\d,]+", cell) for cell in cells)
+    warps = int(value[0]), int(score[0]), int(softmax[0]), int(copy[0])
+    assert warps == (g.value_warps, g.score_warps, g.softmax_warps, g.copy_warps)
+    assert sum(warps) == g.threads // WARP
+    assert (int(value[1]), int(softmax[1])) == (g.m_tiles, g.softmax_tiles)
+    assert [int(size.replace(",", "")) for (size,) in sizes] == [g.max_registers, g.stages, g.shared.total]
 
 
 def test_quarters_of_a_multiprocessor_multiply_alike_where_fourth_warps_come_first():
@@ -89,8 +98,8 @@ def test_every_score_warp_has_whole_row_tiles_and_whole_loads_of_columns(g):
     assert g.value_columns % 32 == g.rope_columns % 32 == 0
 
 
-def test_registers_of_all_warps_fit(g):
-    """Sixteen thousand a quarter, which runs every fourth warp."""
+def test_registers_of_all_warps_fit_and_no_more_would(g):
+    """16,384 a quarter of a multiprocessor, which runs every fourth warp; given out in eights."""
     warps = -(-g.threads // WARP // 4)
-    assert g.max_registers % 8 == 0 or g.max_registers == 255
-    assert warps * WARP * g.max_registers <= 16_384
+    assert g.max_registers % 8 == 0
+    assert warps * WARP * g.max_registers <= 16_384 < warps * WARP * (g.max_registers + 8)

@@ -131,6 +131,7 @@ def test_a_plan_differs_by_lanes_arrive_in_nothing_else():
         ("T", 0, "from 1 to 64"),
         ("T", 65, "from 1 to 64"),
         ("T", 9.0, "an integer"),
+        ("H", True, "an integer"),
         ("H", 0, "from 1 to 128"),
         ("H", 129, "from 1 to 128"),
         ("H", "8", "an integer"),

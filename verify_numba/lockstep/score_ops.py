@@ -16,7 +16,7 @@ from verify_numba.lockstep.machine import current
 Floats = NDArray[np.float32]
 Seen = NDArray[np.bool_]
 QUERY_ALIGN = 16
-"""A lane loads eight neighbouring columns at once."""
+"""The cluster form's lanes load eight neighbouring columns at once; both forms are held to it, as a call is."""
 
 
 def keep_first(scores: Floats, nvalid: int) -> Floats:

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import PARTNER_BUFFERS, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHT_BUFFERS, Geometry
 from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
@@ -168,12 +168,9 @@ def request_span(batch, b, workers):
 
 
 def _init(b: Any, address: Any, offset: int, n: int, arrivals: int) -> None:
-    """n barriers, one a lane."""
-    if n and arrivals:
-        text = (
-            f"{{.reg .pred p; setp.lt.s32 p, $1, {n}; @p mbarrier.init.shared.b64 [$0+{offset}], {arrivals};}}"
-        )
-        asm(b, VOID, text, "r,r,~{memory}", [b.add(address, b.mul(lane_id(b), integer(8))), lane_id(b)])
+    """n barriers in a row, initialised by a lane each."""
+    text = f"{{.reg .pred p; setp.lt.s32 p, $1, {n}; @p mbarrier.init.shared.b64 [$0+{offset}], {arrivals};}}"
+    asm(b, VOID, text, "r,r,~{memory}", [b.add(address, b.mul(lane_id(b), integer(8))), lane_id(b)])
 
 
 def arrive_warp(b: Any, bar: Any) -> None:
@@ -203,7 +200,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     at, clustered = g.shared, g.cluster == 2
 
     def init_body(b: Any, base: Any) -> None:
-        _init(b, base, at.full, g.stages, 32)
+        _init(b, base, at.full, g.stages, WARP)  # every lane of the warp that copies a tile
         _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
         _init(b, base, at.scores_full, PARTNER_BUFFERS, g.arrivals(g.score_warps) + clustered)
         _init(b, base, at.scores_empty, 1, g.arrivals(g.softmax_warps))

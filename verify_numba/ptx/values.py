@@ -109,7 +109,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         return less(b, b.mul(me, integer(m_tiles)), block_tiles - m)
 
     def store_partial_body(b: Any, o: Any, inverse: Any, pointer: Any, rank: Any, me: Any) -> None:
-        """[row tile][column group][m16 tile of the group][lane][4] float32: every store is one full line a warp."""
+        """[row tile][column group][m16 tile of the group][lane][4] float32: a warp stores 512 bytes in a run."""
         v = normalised(b, o, inverse)
         m_tile = b.add(b.mul(rank, integer(block_tiles)), b.mul(me, integer(m_tiles)))
         offset = b.add(b.mul(m_tile, integer(512)), b.mul(lane_id(b), integer(16)))
