@@ -21,8 +21,8 @@ CLUSTER, SINGLE = BY_NAME["cluster72"], BY_NAME["single24"]
 SCORE_WARPS = range(CLUSTER.value_warps, CLUSTER.first_softmax_warp)
 FORMS = pytest.mark.parametrize("g", [CLUSTER, SINGLE], ids=lambda g: g.name)
 BATCH = make_batch(0, prefix=(150, 0, 5, 50), drafts=(9, 5, 3, 2), H=8)
-"""More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap; as many rows as a
-block takes, so that every score and softmax warp has some."""
+"""More tiles than stages, and requests of one tile, so that every ring turns over and requests overlap; as many rows as
+a block takes, so that every score and softmax warp has some."""
 PREFIXES = make_batch(0, prefix=(100, *(5,) * 8), drafts=(1,) * 9, H=4)
 """To be run without the tails, at each of which all score warps meet, so that they may be tiles apart."""
 SEEDS = 6
