@@ -45,7 +45,7 @@ def make(variant, device, **options):
 
 def batch_of(variant, device, layout="FULL_MASK"):
     """Prefixes of many tiles, of part of one and of none; drafts as many as may be, and fewer."""
-    T, longest = variant[1], 100 if device == "cpu" else 3000
+    T, longest = variant[1], 100 if device == "cpu" else 400
     return make_batch(3, prefix=(longest, 7, 0), drafts=(T, max(1, T - 2), T), H=H, mask_layout=layout)
 
 
