@@ -24,6 +24,8 @@ block sends tile t once its own softmax warps have read tile t - 1 of both block
 sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
 WEIGHT_BUFFERS = 2
 """Tiles of softmax weights between softmax warps and value warps."""
+GROWTH = 8.0
+"""How far, in log2, a score may exceed the running maximum before O is rescaled: weights stay below 2^8."""
 COLUMN_GROUP = 32
 """Columns in one chunk of a partial result: two m16 tiles, of one value warp or of two neighbours."""
 

@@ -139,12 +139,6 @@ class FakeCuda:
             return structs.ERROR_STREAM_CAPTURE_IMPLICIT
         out[0] = stream in self.capturing
 
-    def _cuOccupancyMaxActiveClusters(self, out, function, config):
-        out[0] = 66 * (config.contents.numAttrs > 0)
-
-    def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, out, function, threads, smem):
-        out[0] = self.smem_block // max(smem, threads)
-
     def _cuLaunchKernelEx(self, config_at, function, arguments, extra):
         assert extra is None
         config = structs.LaunchConfig.from_address(config_at)

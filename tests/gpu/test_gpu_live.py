@@ -117,8 +117,6 @@ def test_a_cluster_kernel_sees_its_ranks(kernels):
     ranks.bind(out.data_ptr(), 8, 10.0)
     ranks.launch(current_stream())
     assert out.tolist() == [10.0, 11.0] * 4
-    assert ranks.max_active_clusters() >= 1
-    assert ranks.max_active_blocks() >= 1
 
 
 def test_early_launch_and_clusters_are_captured(kernels):

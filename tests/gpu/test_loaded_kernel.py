@@ -145,10 +145,3 @@ def test_launches_leave_no_memory_behind(cuda):
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert after - before < 2000
-
-
-def test_occupancy_is_asked_of_the_driver(cuda):
-    assert kernel(cuda, cluster=2).max_active_clusters() == 66
-    assert kernel(cuda).max_active_blocks() == 101_376 // 90_000
-    with pytest.raises(ValueError, match="some has no clusters"):
-        kernel(cuda).max_active_clusters()

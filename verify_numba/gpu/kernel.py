@@ -95,25 +95,6 @@ class LoadedKernel:
         if code:
             raise self._driver.error(f"launch of kernel {self.spec.name} with grid {self.grid}", code)
 
-    def max_active_clusters(self) -> int:
-        """Clusters of this kernel's launch that fit on the GPU at once; ValueError without clusters."""
-        if self.spec.cluster == 1:
-            raise ValueError(f"kernel {self.spec.name} has no clusters")
-        count = ctypes.c_int()
-        self._driver.call(
-            "cuOccupancyMaxActiveClusters", ctypes.byref(count), self._handle, ctypes.byref(self._config)
-        )
-        return count.value
-
-    def max_active_blocks(self) -> int:
-        """Blocks of this kernel that fit on one SM at once."""
-        count = ctypes.c_int()
-        self._driver.call(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            ctypes.byref(count), self._handle, self.spec.threads, self.spec.smem_bytes,
-        )  # fmt: skip
-        return count.value
-
 
 def _attributes(spec: KernelSpec) -> ctypes.Array[structs.LaunchAttribute]:
     chosen = []

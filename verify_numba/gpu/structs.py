@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_uint, c_void_p
 
 
 class _ClusterDim(ctypes.Structure):
@@ -77,8 +77,6 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
-    "cuOccupancyMaxActiveClusters": (POINTER(c_int), c_void_p, POINTER(LaunchConfig)),
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (POINTER(c_int), c_void_p, c_int, c_size_t),
 }
 """Argument types by exported name; every function returns a CUresult.
 

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verify_numba.geometry import MMA_N, TILE, Geometry
+from verify_numba.geometry import GROWTH, MMA_N, TILE, Geometry
 from verify_numba.lockstep.bf16 import narrow
 from verify_numba.lockstep.exchange_ops import my_tiles
 from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
-GROWTH = np.float32(8)
-"""How far, in log2, a score may exceed the maximum before O is rescaled."""
 LN2 = np.float32(np.log(2))
 
 
@@ -26,7 +24,7 @@ def exponents(scores: Floats, scale: float, m: Floats) -> Floats:
 
 def exceeds(d: Floats) -> int:
     """Whether any exponent is beyond the growth that is let pass; a NaN is not."""
-    return int((d > GROWTH).any())
+    return int((d > np.float32(GROWTH)).any())
 
 
 def grow(scores: Floats, scale: float, m: Floats) -> Floats:

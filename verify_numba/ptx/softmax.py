@@ -13,7 +13,7 @@ from typing import Any
 
 from numba import float32
 
-from verify_numba.geometry import Geometry
+from verify_numba.geometry import GROWTH, Geometry
 from verify_numba.ptx.asm import (
     F32,
     I32,
@@ -44,8 +44,6 @@ from verify_numba.ptx.asm import (
 from verify_numba.ptx.control import device
 
 FLT_MAX = 3.4028234663852886e38
-SLACK = 8.0
-"""How far, in log2, a score may exceed the running maximum before O is rescaled: weights stay below 2^8."""
 
 
 def softmax_ops(g: Geometry) -> SimpleNamespace:
@@ -68,7 +66,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         while len(values) > 1:
             pairs = [fmax(b, x, y) for x, y in zip(values[::2], values[1::2], strict=False)]
             values = pairs + values[len(values) - len(values) % 2 :]
-        over = b.zext(b.fcmp_ordered(">", values[0], const(SLACK)), I32)
+        over = b.zext(b.fcmp_ordered(">", values[0], const(GROWTH)), I32)
         return any_lane(b, over)
 
     def grow_body(b: Any, scores: Any, scale: Any, m: Any) -> list[Any]:
