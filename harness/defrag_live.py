@@ -21,6 +21,7 @@ from harness.defrag_live_report import faults_of, print_runs
 from harness.defrag_live_run import TierRun, TierRunner
 from harness.errors import UsageError
 from harness.live_model import build_model
+from harness.live_options import lengths_of
 from harness.live_process import processes_end_with_this
 from harness.live_run import refuse_without_engine
 from harness.live_spec import ALGORITHMS, LiveSpec
@@ -124,7 +125,7 @@ def spec_of(args: argparse.Namespace) -> LiveSpec:
             raise UsageError(f"--{name}: found {getattr(args, name)}, expected more than 0")
     if not 0 < args.memory < 1:
         raise UsageError(f"--memory: found {args.memory}, expected a fraction between 0 and 1")
-    lengths = _lengths(args.lengths)
+    lengths = lengths_of(args.lengths)
     spec = LiveSpec(
         algorithm=args.algorithm,
         layers=args.layers,
@@ -146,15 +147,6 @@ def spec_of(args: argparse.Namespace) -> LiveSpec:
     if args.slots < spec.context_length:
         raise UsageError(f"--slots {args.slots}: expected at least {spec.context_length}, one request of each length")
     return spec
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    if text == "none":
-        return ()
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--lengths: found {text!r}, expected numbers, as in 4096,8192, or none")
-    return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 def _tiers(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.defrag_live_jobs import Job, jobs_of
 from harness.defrag_live_observer import register_observer
-from harness.live_engine import engine_options, flush, greedy
+from harness.live_engine import SETTLE_S, engine_options, flush, greedy
 from harness.live_model import register_weights
 from harness.live_spec import LiveSpec
 from harness.live_timing import time_length
@@ -27,8 +27,6 @@ Json = dict[str, Any]
 POLL_S = 0.02
 WAITING = 4
 """Requests that wait while the server is full, so that there is always one to admit."""
-SETTLE_S = 2.5
-"""Longer than the counter files' period: the last state is on disk before the engine kills its scheduler."""
 
 if __name__ == "__mp_main__":  # a spawned process of the engine, about to load its plug-ins
     register_weights()

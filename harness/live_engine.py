@@ -8,6 +8,9 @@ from typing import Any
 from harness.live_spec import LiveSpec
 
 FLUSH_S = 30.0
+SETTLE_S = 2.5
+"""A wait before an engine is shut down, longer than the counter files' period: the last state is on disk before the
+engine kills its scheduler."""
 
 
 def engine_options(spec: LiveSpec, model: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def spec_of(args: argparse.Namespace) -> LiveSpec:
         churn=args.churn,
         churn_longest=args.churn_longest,
         new_tokens=args.new_tokens,
-        lengths=_lengths(args.lengths),
+        lengths=lengths_of(args.lengths),
         seed=args.seed,
         memory=args.memory,
         tp=args.tp,
@@ -105,7 +105,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise UsageError(f"--timeout: found {args.timeout}, expected seconds above 0")
 
 
-def _lengths(text: str) -> tuple[int, ...]:
+def lengths_of(text: str) -> tuple[int, ...]:
+    """Prefix lengths of `--lengths`, each once; () for "none". Raises UsageError."""
     if text == "none":
         return ()
     parts = text.split(",")

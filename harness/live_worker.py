@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.live_accepted import record_accepted
-from harness.live_engine import engine_options, flush, generate, greedy
+from harness.live_engine import SETTLE_S, engine_options, flush, generate, greedy
 from harness.live_model import register_weights
 from harness.live_prompts import churn_batches, repeated_batch
 from harness.live_spec import LiveSpec
 from harness.live_timing import time_length
-
-SETTLE_S = 2.5
-"""Longer than the counter files' period: the last state is on disk before the engine kills its scheduler."""
 
 Json = dict[str, Any]
 
