@@ -1,7 +1,9 @@
 """Shapes of one kernel variant: warps, tiles and the shared-memory map, as integers that tests can read without a GPU.
 
 A block holds `rows` query rows. Keys come in tiles of `TILE` tokens. In the cluster form two blocks share every latent
-row: each copies half of its columns, adds the partner's partial scores to its own and owns half of the output columns.
+row: each copies half of its columns, scores all rows over them and owns half of the output columns. The softmax of a
+row is one block's work: the blocks take the row tiles in turns, get the other's part of their scores and send it the
+weights.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ PARTNER_BUFFERS = 2
 """Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a
 block sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score warps have
 sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
-WEIGHT_BUFFERS = 2
-"""Tiles of softmax weights between softmax warps and value warps."""
+WEIGHTS_AHEAD = 2
+"""Tiles by which the softmax warps of a block may be ahead of its value warps."""
+INVERSE_BUFFERS = 3
+"""Requests whose denominators may be under way to the value warps (see `Geometry.weight_buffers`)."""
 GROWTH = 8.0
 """How far, in log2, a score may exceed the running maximum before O is rescaled: weights stay below 2^8."""
 COLUMN_GROUP = 32
@@ -42,8 +46,8 @@ class Geometry:
     k_groups: int = 2
     """Score warps that share the columns of a group, since their queries must fit in registers. The softmax warps add
     up their parts."""
-    softmax_tiles: int = 2
-    """n8 tiles of query rows that one softmax warp takes from scores to weights."""
+    softmax_warps: int = 1
+    """Warps that take the block's own row tiles, in turns, from scores to weights."""
     copy_warps: int = 1
     """One, or two that take turns tile by tile."""
     value_warps: int = 8
@@ -86,9 +90,32 @@ class Geometry:
         return self.n_tiles // self.group_tiles
 
     @property
-    def softmax_warps(self) -> int:
-        """The last one has fewer tiles where they do not come out even."""
-        return -(-self.n_tiles // self.softmax_tiles)
+    def own_tiles(self) -> int:
+        """Row tiles that one block takes from scores to weights; the second block may have one fewer."""
+        return -(-self.n_tiles // self.cluster)
+
+    @property
+    def softmax_stride(self) -> int:
+        """From one row tile of a softmax warp to its next: warp w of block r has tiles r + cluster (w + warps n)."""
+        return self.cluster * self.softmax_warps
+
+    @property
+    def softmax_tiles(self) -> int:
+        """Row tiles of one softmax warp; of some warps, the last one does not exist."""
+        return -(-self.n_tiles // self.softmax_stride)
+
+    @property
+    def weight_buffers(self) -> int:
+        """Tiles of softmax weights between softmax warps and value warps.
+
+        No credit goes back to the partner block, yet nothing that it sends overwrites what is still to be read. It
+        sends the weights of tile t once it has this block's scores of t. Before those, this block's softmax warps have
+        read the scores of t - 1, and before that they have waited for its value warps to be done with tile t - 2 -
+        WEIGHTS_AHEAD: hence two buffers more than tiles ahead. Of denominators likewise: whoever is at the end of a
+        request knows that its partner's softmax warps are past the end of the request before the last one, for which
+        they have waited until the value warps were done with the one before that: hence three.
+        """
+        return WEIGHTS_AHEAD + (2 if self.cluster == 2 else 0)
 
     @property
     def score_warps(self) -> int:
@@ -154,8 +181,14 @@ class Geometry:
 
     @property
     def score_bytes(self) -> int:
-        """One tile of float32 scores, [n_tiles, 32 lanes, 4]."""
-        return self.n_tiles * TILE * MMA_N * 4
+        """One tile of float32 scores of the block's own rows, [own_tiles, 32 lanes, 4]."""
+        return self.own_tiles * TILE * MMA_N * 4
+
+    @property
+    def note_bytes(self) -> int:
+        """[rows] float32, a factor of every row, then [softmax_stride, 2] int32, whose first says whether the factors
+        of a softmax warp's rows differ from one."""
+        return 4 * self.rows + 8 * self.softmax_stride
 
     @cached_property
     def shared(self) -> SharedMap:
@@ -172,17 +205,19 @@ class SharedMap:
     partner: int
     """[PARTNER_BUFFERS, k_groups] parts: the partner block's."""
     weights: int
+    """[weight_buffers]"""
     alpha: int
-    """[WEIGHT_BUFFERS, rows] float32: what O is multiplied by before the tile is added."""
-    grew: int
-    """[WEIGHT_BUFFERS, 8] int32, one a softmax warp: whether its alpha differs from one."""
+    """[weight_buffers] notes: what O is multiplied by before the tile is added."""
     inverse: int
-    """[rows] float32: one over the softmax denominator."""
+    """[INVERSE_BUFFERS] notes: one over the softmax denominators."""
     full: int
     empty: int
     weights_full: int
+    """[weight_buffers]"""
     weights_empty: int
+    """[WEIGHTS_AHEAD]"""
     inverse_full: int
+    """[INVERSE_BUFFERS]"""
     inverse_empty: int
     scores_full: int
     """[PARTNER_BUFFERS]"""
@@ -203,15 +238,14 @@ class SharedMap:
             stage=take(g.stages * g.stage_bytes, 128),
             scores=take(g.k_groups * g.score_bytes, 128),
             partner=take(PARTNER_BUFFERS * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
-            weights=take(WEIGHT_BUFFERS * g.weight_bytes, 128),
-            alpha=take(WEIGHT_BUFFERS * g.rows * 4),
-            grew=take(WEIGHT_BUFFERS * 32),
-            inverse=take(g.rows * 4),
+            weights=take(g.weight_buffers * g.weight_bytes, 128),
+            alpha=take(g.weight_buffers * g.note_bytes),
+            inverse=take(INVERSE_BUFFERS * g.note_bytes),
             full=take(8 * g.stages),
             empty=take(8 * g.stages, 8),
-            weights_full=take(8 * WEIGHT_BUFFERS, 8),
-            weights_empty=take(8 * WEIGHT_BUFFERS, 8),
-            inverse_full=take(8, 8),
+            weights_full=take(8 * g.weight_buffers, 8),
+            weights_empty=take(8 * WEIGHTS_AHEAD, 8),
+            inverse_full=take(8 * INVERSE_BUFFERS, 8),
             inverse_empty=take(8, 8),
             scores_full=take(8 * PARTNER_BUFFERS, 8),
             scores_empty=take(8, 8),
@@ -220,16 +254,16 @@ class SharedMap:
 
 
 CLUSTER_FORMS = (
-    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2, key_chains=4),
-    Geometry(cluster=2, n_tiles=3, stages=9, k_groups=3, softmax_tiles=1),
-    Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_tiles=2, value_warps=6, key_chains=2),
+    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
+    Geometry(cluster=2, n_tiles=3, stages=9, k_groups=3, softmax_warps=2),
+    Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_warps=3, value_warps=6, key_chains=2),
     Geometry(
-        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_tiles=5, value_warps=6, key_chains=2, fourth_first=True
+        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2, fourth_first=True
     ),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (
-    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, softmax_tiles=1, copy_warps=2, key_chains=4),
-    Geometry(cluster=1, n_tiles=3, stages=4, softmax_tiles=1, value_warps=6),
+    Geometry(cluster=1, n_tiles=1, stages=5, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
+    Geometry(cluster=1, n_tiles=3, stages=4, softmax_warps=3, value_warps=6),
 )
 """Without clusters, from compute capability 8.0 on."""

@@ -1,5 +1,5 @@
 """The score warps: S = K Q^T. Each multiplies one group of row tiles over a share of the block's columns, and has a
-part of the scores for the softmax warps of both blocks."""
+part of the scores of every row tile, each for the softmax warps of the block that the tile is for."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from verify_numba.kernels.work import make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
-    CLUSTER, STAGES, STAGE_BYTES, SCORE_BYTES = g.cluster, g.stages, g.stage_bytes, g.score_bytes
+    STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
     K_GROUPS, GROUP_ROWS = g.k_groups, 8 * g.group_tiles
     at = g.shared
     STAGE, FULL = at.stage, at.full
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
     i32, wait, arrive = ops.i32, ops.wait, ops.arrive
-    load_q, score, clean_values = ops.load_q, ops.score, ops.clean_values
-    store_part, send_part = ops.store_part, ops.send_part
+    load_q, score, clean_values, deliver, reach_partner = (
+        ops.load_q, ops.score, ops.clean_values, ops.deliver, ops.reach_partner,
+    )  # fmt: skip
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def hand_over(base, products, count, group, part, rank):
+    def hand_over(base, reach, products, count, group, part, rank):
         """This warp's part of the scores to the softmax warps of both blocks."""
         buffer = i32(count & (PARTNER_BUFFERS - 1))
         wait(base + SCORES_EMPTY, i32((count & 1) ^ 1))
-        if CLUSTER == 2:
-            send_part(products, base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part),
-                      base + SCORES_FULL + 8 * buffer, group, rank)  # fmt: skip
-        store_part(products, base + SCORES + SCORE_BYTES * part, group)
+        deliver(products, base + SCORES + SCORE_BYTES * part,
+                base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part),
+                base + SCORES_FULL + 8 * buffer, reach, group, rank)  # fmt: skip
         arrive(base + SCORES_FULL + 8 * buffer)
 
     @ops.device
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
-        base = block.base
+        base, reach = block.base, reach_partner(block.base, block.rank)
         group, part = i32(me // K_GROUPS), i32(me % K_GROUPS)
         count, stage, parity = i32(0), i32(0), i32(0)
         while share.begin < share.end:
@@ -49,7 +49,7 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
-                    hand_over(base, products, count, group, part, block.rank)
+                    hand_over(base, reach, products, count, group, part, block.rank)
                     count = i32(count + 1)
                     stage = i32(stage + 1)
                     if stage == STAGES:

@@ -1,39 +1,46 @@
-"""The softmax warps: parts of scores to scores, the mask, the online softmax, and the weights P for the value warps."""
+"""The softmax warps: parts of scores to scores, the mask, the online softmax, and the weights P for the value warps of
+both blocks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, TILE, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, TILE, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
-    ROWS, TILES, K_GROUPS, PARTNER_SHIFT = g.rows, g.softmax_tiles, g.k_groups, PARTNER_BUFFERS.bit_length() - 1
-    SCORE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.score_bytes, g.weight_bytes, 4 * g.rows
+    ROWS, CLUSTER, K_GROUPS, PARTNER_SHIFT = g.rows, g.cluster, g.k_groups, PARTNER_BUFFERS.bit_length() - 1
+    SCORE_BYTES, WEIGHT_BYTES, NOTE_BYTES = g.score_bytes, g.weight_bytes, g.note_bytes
+    WEIGHT_BUFFERS, AHEAD_SHIFT = g.weight_buffers, WEIGHTS_AHEAD.bit_length() - 1
     at = g.shared
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
-    ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
+    ALPHA, INVERSE = at.alpha, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
-    i32, wait, wait_cluster, arrive = ops.i32, ops.wait, ops.wait_cluster, ops.arrive
-    arm_scores, gather_scores = ops.arm_scores, ops.gather_scores
+    i32, wait, wait_cluster, arrive, arrive_expecting = (
+        ops.i32, ops.wait, ops.wait_cluster, ops.arrive, ops.arrive_expecting,
+    )  # fmt: skip
+    arm_scores, gather_scores, reach_partner = ops.arm_scores, ops.gather_scores, ops.reach_partner
     load_index, nothing_seen, seen, keep_first, keep_seen = (
         ops.load_index, ops.nothing_seen, ops.seen, ops.keep_first, ops.keep_seen,
     )  # fmt: skip
     lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
     rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
-    store_alpha, store_grew, store_weights = ops.store_alpha, ops.store_grew, ops.store_weights
-    total_sums, store_inverse, store_lse = ops.total_sums, ops.store_inverse, ops.store_lse
+    unset_state, unset_scores = ops.unset_state, ops.unset_scores
+    note_from_partner, weights_from_partner = ops.note_from_partner, ops.weights_from_partner
+    post_note, post_weights = ops.post_note, ops.post_weights
+    total_sums, inverses, store_lse = ops.total_sums, ops.inverses, ops.store_lse
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def whole_scores(base, count, me):
+    def whole_scores(base, count, me, rank):
         """All parts of this warp's scores, of both blocks, added up."""
         buffer = i32(count & (PARTNER_BUFFERS - 1))
-        arm_scores(base + SCORES_FULL + 8 * buffer, me)
+        arm_scores(base + SCORES_FULL + 8 * buffer, me, rank)
         wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> PARTNER_SHIFT) & 1))
-        scores = gather_scores(base + SCORES, base + PARTNER + K_GROUPS * SCORE_BYTES * buffer, me)
+        scores = gather_scores(base + SCORES, base + PARTNER + K_GROUPS * SCORE_BYTES * buffer, me,
+                               rank)  # fmt: skip
         arrive(base + SCORES_EMPTY)
         return scores
 
@@ -59,10 +66,11 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
 
     @ops.device
     def softmax_role(batch, block, share, me, scale, row_capacity, part_lse, lse):
-        base = block.base
-        my_tile = i32(TILES * me)
+        base, rank, reach = block.base, block.rank, reach_partner(block.base, block.rank)
+        my_tile = i32(CLUSTER * me + rank)
         my_row = i32(block.row0 + 8 * my_tile)
-        count, buffer, turn, segment = i32(0), i32(0), i32(1), i32(0)
+        note_bytes, weights_bytes = note_from_partner(me, rank), weights_from_partner(me, rank)
+        count, segment, inverse = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -75,9 +83,10 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                                    i32(TILE * (first - request.prefix_tiles)))  # fmt: skip
                 # All keys of these tiles count for every row; prefix_tiles is less where the prefix is left out.
                 whole_tiles = i32(min(i32(request.L // TILE), request.prefix_tiles))
-                following = whole_scores(base, count, me)
+                following = whole_scores(base, count, me, rank)
                 for tile_ in range(first, last):
-                    tile, scores = i32(tile_), following
+                    # What is unset takes no registers, and no moves to keep it, where it is not needed.
+                    tile, scores, following, alpha = i32(tile_), following, unset_scores(), unset_state()
                     if tile >= whole_tiles:
                         if tile < request.prefix_tiles:
                             scores = keep_first(scores, i32(request.L - TILE * tile))
@@ -86,37 +95,39 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
 
                     d = exponents(scores, scale, m)
                     grew = exceeds(d)
-                    wait(base + WEIGHTS_EMPTY + 8 * buffer, turn)
                     if grew != 0:
                         grown = grow(scores, scale, m)
                         alpha = rescale(m, grown)
-                        store_alpha(base + ALPHA + ALPHA_BYTES * buffer, alpha, my_tile)
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
+                    # Before the next scores are read: see Geometry.weight_buffers.
+                    buffer = i32(count & (WEIGHT_BUFFERS - 1))
+                    wait(base + WEIGHTS_EMPTY + 8 * (count & (WEIGHTS_AHEAD - 1)),
+                         i32(((count >> AHEAD_SHIFT) & 1) ^ 1))  # fmt: skip
                     count = i32(count + 1)
                     tile = i32(tile + 1)
                     if tile < last:
                         if tile >= request.prefix_tiles:
                             visible = seen(cells, stride, batch.layout, my_row, batch.H, request.T,
                                            i32(TILE * (tile - request.prefix_tiles)))  # fmt: skip
-                        following = whole_scores(base, count, me)
+                        following = whole_scores(base, count, me, rank)
                     p = exp2(d)
-                    store_grew(base + GREW + 32 * buffer + 4 * me, grew)
-                    store_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile)
-                    arrive(base + WEIGHTS_FULL + 8 * buffer)
+                    full = i32(base + WEIGHTS_FULL + 8 * buffer)
+                    post_note(base + ALPHA + NOTE_BYTES * buffer, alpha, grew, my_tile, full, reach)
+                    post_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile, full, reach)
+                    arrive_expecting(full, weights_bytes)
                     sums = add_sums(sums, p)
-                    buffer = i32(buffer + 1)
-                    if buffer == WEIGHT_BUFFERS:
-                        buffer, turn = i32(0), i32(turn ^ 1)
 
                 sums = total_sums(sums)
                 wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))
-                store_inverse(base + INVERSE, sums, my_tile)
-                arrive(base + INVERSE_FULL)
-                segment = i32(segment + 1)
-                if block.rank == 0:
-                    finish_rows(batch, block, request, share.b, last - first == request.tiles, m, sums, my_row,
-                                row_capacity, part_lse, lse)  # fmt: skip
+                full = i32(base + INVERSE_FULL + 8 * inverse)
+                post_note(base + INVERSE + NOTE_BYTES * inverse, inverses(sums), i32(0), my_tile, full, reach)
+                arrive_expecting(full, note_bytes)
+                segment, inverse = i32(segment + 1), i32(inverse + 1)
+                if inverse == INVERSE_BUFFERS:
+                    inverse = i32(0)
+                finish_rows(batch, block, request, share.b, last - first == request.tiles, m, sums, my_row,
+                            row_capacity, part_lse, lse)  # fmt: skip
             share = after(share, request)
 
     return softmax_role

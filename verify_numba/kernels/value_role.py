@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import make_walk
 
 
 def make_value_role(g: Geometry, ops: Any) -> Any:
-    STAGES, STAGE_BYTES, WEIGHT_BYTES, ALPHA_BYTES = g.stages, g.stage_bytes, g.weight_bytes, 4 * g.rows
+    STAGES, STAGE_BYTES, WEIGHT_BYTES, NOTE_BYTES = g.stages, g.stage_bytes, g.weight_bytes, g.note_bytes
+    WEIGHT_BUFFERS = g.weight_buffers
     at = g.shared
     STAGE, FULL, EMPTY = at.stage, at.full, at.empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
-    ALPHA, GREW, INVERSE = at.alpha, at.grew, at.inverse
+    ALPHA, INVERSE = at.alpha, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
-    i32, wait, arrive = ops.i32, ops.wait, ops.arrive
+    i32, wait, wait_cluster, arrive = ops.i32, ops.wait, ops.wait_cluster, ops.arrive
     zero_o, any_grew, scale_o, accumulate = ops.zero_o, ops.any_grew, ops.scale_o, ops.accumulate
     store_partial, store_out = ops.store_partial, ops.store_out
     request_of, stop_of, after = make_walk(ops)
@@ -23,7 +24,7 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def value_role(batch, block, share, me, row_capacity, part_o, out):
         base = block.base
-        stage, parity, buffer, turn, segment = i32(0), i32(0), i32(0), i32(0), i32(0)
+        stage, parity, buffer, turn, inverse, inverse_turn = i32(0), i32(0), i32(0), i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -32,12 +33,12 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                 o = zero_o()
                 for _ in range(first, last):
                     wait(base + FULL + 8 * stage, parity)
-                    wait(base + WEIGHTS_FULL + 8 * buffer, turn)
-                    if any_grew(base + GREW + 32 * buffer) != 0:
-                        o = scale_o(o, base + ALPHA + ALPHA_BYTES * buffer, base + GREW + 32 * buffer)
+                    wait_cluster(base + WEIGHTS_FULL + 8 * buffer, turn)
+                    if any_grew(base + ALPHA + NOTE_BYTES * buffer) != 0:
+                        o = scale_o(o, base + ALPHA + NOTE_BYTES * buffer)
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
-                    arrive(base + WEIGHTS_EMPTY + 8 * buffer)
+                    arrive(base + WEIGHTS_EMPTY + 8 * (buffer & (WEIGHTS_AHEAD - 1)))
                     buffer = i32(buffer + 1)
                     if buffer == WEIGHT_BUFFERS:
                         buffer, turn = i32(0), i32(turn ^ 1)
@@ -45,14 +46,17 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                     if stage == STAGES:
                         stage, parity = i32(0), i32(parity ^ 1)
 
-                wait(base + INVERSE_FULL, i32(segment & 1))
+                wait_cluster(base + INVERSE_FULL + 8 * inverse, inverse_turn)
+                note = i32(base + INVERSE + NOTE_BYTES * inverse)
                 if last - first < request.tiles:
                     slot = i32(block.worker + share.b)
-                    store_partial(o, base + INVERSE, part_o, slot * row_capacity + block.row0, block.rank, me)
+                    store_partial(o, note, part_o, slot * row_capacity + block.row0, block.rank, me)
                 else:
-                    store_out(o, base + INVERSE, out, request.n0 * batch.H, block.row0, rows, block.rank, me)
+                    store_out(o, note, out, request.n0 * batch.H, block.row0, rows, block.rank, me)
                 arrive(base + INVERSE_EMPTY)
-                segment = i32(segment + 1)
+                inverse = i32(inverse + 1)
+                if inverse == INVERSE_BUFFERS:
+                    inverse, inverse_turn = i32(0), i32(inverse_turn ^ 1)
             share = after(share, request)
 
     return value_role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -21,6 +21,7 @@ def place_ops(g: Geometry) -> dict[str, Any]:
         "cluster_id": lambda: current().block.x // g.cluster,
         "cluster_count": lambda: current().cluster.dispatch.grid[0] // g.cluster,
         "cluster_rank": lambda: current().block.x % g.cluster,
+        "reach_partner": lambda base, rank: 0,
         "release_next": lambda: None,
         "after_previous": lambda: None,
     }
@@ -34,9 +35,9 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
         "empty": (at.empty, g.stages, g.value_warps),
         "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
         "scores_empty": (at.scores_empty, 1, g.softmax_warps),
-        "weights_full": (at.weights_full, WEIGHT_BUFFERS, g.softmax_warps),
-        "weights_empty": (at.weights_empty, WEIGHT_BUFFERS, g.value_warps),
-        "inverse_full": (at.inverse_full, 1, g.softmax_warps),
+        "weights_full": (at.weights_full, g.weight_buffers, g.softmax_warps),
+        "weights_empty": (at.weights_empty, WEIGHTS_AHEAD, g.value_warps),
+        "inverse_full": (at.inverse_full, INVERSE_BUFFERS, g.softmax_warps),
         "inverse_empty": (at.inverse_empty, 1, g.value_warps),
     }
 
@@ -71,6 +72,9 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
     def arrive(bar: int) -> None:
         current().arrive_mbarrier(bar)
 
+    def arrive_expecting(bar: int, nbytes: int) -> None:
+        current().arrive_mbarrier(bar, nbytes if clustered else 0)
+
     return {
         "init_barriers": init_barriers,
         "announce": announce,
@@ -79,4 +83,5 @@ def barrier_ops(g: Geometry) -> dict[str, Any]:
         "wait": wait,
         "wait_cluster": wait,
         "arrive": arrive,
+        "arrive_expecting": arrive_expecting,
     }

@@ -34,10 +34,12 @@ def keep_seen(scores: Floats, visible: Seen) -> Floats:
 def mask_ops(g: Geometry) -> dict[str, Any]:
     """Which scores of a softmax warp's rows count."""
     my_rows = MMA_N * g.softmax_tiles
+    steps = g.softmax_stride * MMA_N * np.arange(g.softmax_tiles)
+    row_offsets = (steps[:, None] + np.arange(MMA_N)).ravel()
 
     def seen(cells: int, stride: int, layout: int, my_row: int, H: int, T: int, token0: int) -> Seen:
         """[16, my_rows] whether a row sees a draft token; behind the end it does not, and no cell is read."""
-        i = (my_row + np.arange(my_rows)) // H
+        i = (my_row + row_offsets) // H
         j = token0 + np.arange(TILE)
         if layout == CHAIN:
             return (i < T) & (j[:, None] < T) & (j[:, None] <= i)

@@ -1,4 +1,4 @@
-"""The online softmax of a softmax warp, in base 2, and what it hands to the value warps."""
+"""The online softmax of a softmax warp, in base 2."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify_numba.geometry import GROWTH, MMA_N, TILE, Geometry
-from verify_numba.lockstep.bf16 import narrow
-from verify_numba.lockstep.exchange_ops import my_tiles
 from verify_numba.lockstep.machine import current
 
 Floats = NDArray[np.float32]
@@ -44,18 +42,25 @@ def add_sums(sums: Floats, p: Floats) -> Floats:
     return added
 
 
-def store_lse(
-    ptr: int, row_offset: int, m: Floats, sums: Floats, my_row: int, rows: int, natural: int
-) -> None:
-    """log2 (or ln) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
-    count = min(len(m), rows - my_row)
-    if count > 0:
-        lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))
-        current().memory.store(ptr + 4 * (row_offset + my_row), (lse * LN2 if natural else lse)[:count])
+def inverses(sums: Floats) -> Floats:
+    """One over the softmax denominators; 0 for a row that saw nothing."""
+    return np.where(sums == 0, np.float32(0), np.float32(1) / sums)
 
 
 def softmax_ops(g: Geometry) -> dict[str, Any]:
     my_rows = MMA_N * g.softmax_tiles
+
+    def store_lse(
+        ptr: int, row_offset: int, m: Floats, sums: Floats, my_row: int, rows: int, natural: int
+    ) -> None:
+        """log2 (or ln) of the denominators; -inf for a row that saw nothing, NaN where it is NaN."""
+        lse = np.where(sums == 0, np.float32(-np.inf), m + np.log2(sums))
+        lse = (lse * LN2 if natural else lse).reshape(-1, MMA_N)
+        for n, values in enumerate(lse):
+            row = my_row + MMA_N * g.softmax_stride * n
+            count = min(MMA_N, rows - row)
+            if count > 0:
+                current().memory.store(ptr + 4 * (row_offset + row), values[:count])
 
     def lowest() -> Floats:
         """A maximum below every score, yet finite: -inf less -inf would be NaN."""
@@ -64,27 +69,11 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
     def zero_sums() -> Floats:
         return np.zeros(my_rows, np.float32)
 
-    def store_row_values(addr: int, values: Floats, my_tile: int) -> None:
-        """One float32 a row."""
-        count = MMA_N * my_tiles(g, my_tile)
-        current().write(addr + 4 * MMA_N * my_tile, np.float32, (count,))[:] = values[:count]
-
-    def store_grew(addr: int, grew: int) -> None:
-        current().write(addr, np.int32, (1,))[0] = grew
-
-    def store_weights(addr: int, p: Floats, my_tile: int) -> None:
-        """bf16 [row tile, 16 tokens, 8 rows]."""
-        bits = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)
-        shape = (my_tiles(g, my_tile), TILE, MMA_N)
-        current().write(addr + 2 * TILE * MMA_N * my_tile, np.uint16, shape)[:] = bits[: shape[0]]
-
-    def store_inverse(addr: int, sums: Floats, my_tile: int) -> None:
-        """One over the softmax denominators; 0 for a row that saw nothing."""
-        store_row_values(addr, np.where(sums == 0, np.float32(0), np.float32(1) / sums), my_tile)
-
     return {
         "lowest": lowest,
         "zero_sums": zero_sums,
+        "unset_state": lambda: np.full(my_rows, np.nan, np.float32),
+        "unset_scores": lambda: np.full((TILE, my_rows), np.nan, np.float32),
         "exponents": exponents,
         "exceeds": exceeds,
         "grow": grow,
@@ -93,9 +82,6 @@ def softmax_ops(g: Geometry) -> dict[str, Any]:
         "exp2": np.exp2,
         "add_sums": add_sums,
         "total_sums": lambda sums: sums,
-        "store_alpha": store_row_values,
-        "store_grew": store_grew,
-        "store_weights": store_weights,
-        "store_inverse": store_inverse,
+        "inverses": inverses,
         "store_lse": store_lse,
     }

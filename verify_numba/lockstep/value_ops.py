@@ -44,23 +44,22 @@ def unpack_partial(packed: Floats) -> Floats:
 
 def value_ops(g: Geometry) -> dict[str, Any]:
     columns = M_TILE * g.m_tiles
-    rows_a_flag = MMA_N * g.softmax_tiles
 
     def zero_o() -> Floats:
         return np.zeros((g.rows, columns), np.float32)
 
-    def grew_flags(addr: int) -> NDArray[np.bool_]:
-        flags: NDArray[np.bool_] = current().read(addr, np.int32, (g.softmax_warps,)) != 0
+    def grew_flags(note: int) -> NDArray[np.bool_]:
+        flags: NDArray[np.bool_] = current().read(note + 4 * g.rows, np.int32, (g.softmax_stride, 1), 8)[:, 0] != 0
         return flags
 
-    def any_grew(addr: int) -> int:
+    def any_grew(note: int) -> int:
         """Whether any softmax warp's maximum has grown."""
-        return int(grew_flags(addr).any())
+        return int(grew_flags(note).any())
 
-    def scale_o(o: Floats, alpha_addr: int, grew_addr: int) -> Floats:
-        """Multiplies rows of softmax warps whose maximum has grown by alpha; the other alphas are stale."""
-        grew = np.repeat(grew_flags(grew_addr), rows_a_flag)[: g.rows]
-        alpha = np.where(grew, current().read(alpha_addr, np.float32, (g.rows,)), np.float32(1))
+    def scale_o(o: Floats, note: int) -> Floats:
+        """Multiplies rows of softmax warps whose maximum has grown by alpha; the other alphas are unset."""
+        grew = np.repeat(np.resize(grew_flags(note), g.n_tiles), MMA_N)
+        alpha = np.where(grew, current().read(note, np.float32, (g.rows,)), np.float32(1))
         scaled: Floats = o * alpha[:, None]
         return scaled
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHT_BUFFERS, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
@@ -186,6 +186,14 @@ def arrive_lanes(b: Any, bar: Any) -> None:
     asm(b, VOID, "{.reg .b64 s; mbarrier.arrive.shared.b64 s, [$0];}", "r,~{memory}", [bar])
 
 
+def arrive_expecting_bytes(b: Any, bar: Any, nbytes: Any, lanes_arrive: bool) -> None:
+    """The same, where bytes are on their way too: the phase is not over before they are here."""
+    first = "mbarrier.arrive.expect_tx.shared.b64 s, [$0], $1;"
+    rest = "@!p mbarrier.arrive.shared.b64 s, [$0];" if lanes_arrive else ""
+    text = f"{{.reg .pred p; .reg .b64 s; bar.warp.sync -1; setp.eq.s32 p, $2, 0; @p {first} {rest}}}"
+    asm(b, VOID, text, "r,r,r,~{memory}", [bar, nbytes, lane_id(b)])
+
+
 def try_wait(clustered: bool) -> str:
     """The cluster form needs compute capability 9.0, where a wait can suspend the warp; the single form needs 8.0."""
     return "mbarrier.try_wait.parity.shared::cta" if clustered else "mbarrier.test_wait.parity.shared"
@@ -204,15 +212,27 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
         _init(b, base, at.scores_full, PARTNER_BUFFERS, g.arrivals(g.score_warps) + clustered)
         _init(b, base, at.scores_empty, 1, g.arrivals(g.softmax_warps))
-        _init(b, base, at.weights_full, WEIGHT_BUFFERS, g.arrivals(g.softmax_warps))
-        _init(b, base, at.weights_empty, WEIGHT_BUFFERS, g.arrivals(g.value_warps))
-        _init(b, base, at.inverse_full, 1, g.arrivals(g.softmax_warps))
+        _init(b, base, at.weights_full, g.weight_buffers, g.arrivals(g.softmax_warps))
+        _init(b, base, at.weights_empty, WEIGHTS_AHEAD, g.arrivals(g.value_warps))
+        _init(b, base, at.inverse_full, INVERSE_BUFFERS, g.arrivals(g.softmax_warps))
         _init(b, base, at.inverse_empty, 1, g.arrivals(g.value_warps))
         if clustered:
             asm(b, VOID, "fence.mbarrier_init.release.cluster;", "~{memory}", [])
         asm(b, VOID, "bar.warp.sync -1;", "~{memory}", [])
 
-    arrive = tile_op(void, [i32], arrive_lanes if g.lanes_arrive else arrive_warp)
+    arrive_body = arrive_lanes if g.lanes_arrive else arrive_warp
+    arrive = tile_op(void, [i32], arrive_body)
+
+    def arrive_expecting_body(b: Any, bar: Any, nbytes: Any) -> None:
+        if clustered:
+            arrive_expecting_bytes(b, bar, nbytes, g.lanes_arrive)
+        else:
+            arrive_body(b, bar)
+
+    def reach_body(b: Any, base: Any, rank: Any) -> Any:
+        there = asm(b, I32, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [base, b.xor(rank, integer(1))])
+        return b.sub(there, base)
+
     wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
     # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it
     # without the cache invalidation that an unrestricted one compiles to.
@@ -252,6 +272,9 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         first_share=first_share, cluster_id=cluster_id, cluster_count=cluster_count,
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
         init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,
+        arrive_expecting=tile_op(void, [i32, i32], arrive_expecting_body),
+        # From an address in shared memory to the same in the partner block's.
+        reach_partner=tile_op(i32, [i32, i32], reach_body if clustered else lambda b, base, rank: integer(0)),
         wait_cluster=wait_partner if clustered else wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
         # The next kernel may be set up from now on; it waits for this one's end before it reads results.

@@ -152,45 +152,57 @@ def _product_ops(g: Geometry) -> dict[str, Any]:
 def _exchange_ops(g: Geometry) -> dict[str, Any]:
     group, clustered, mine = g.group_tiles, g.cluster == 2, g.softmax_tiles
     products_t, scores_t = tile(f32, 4 * group), tile(f32, 4 * mine)
-    uneven = g.n_tiles % mine != 0
+    uneven = g.n_tiles % g.softmax_stride != 0
+    step = 512 * g.softmax_warps
+    """From one row tile of a softmax warp to its next, among those of its block."""
 
-    def place(b: Any, scores: Any, row_tile: Any) -> Any:
-        return b.add(scores, b.add(b.mul(row_tile, integer(512)), b.mul(lane_id(b), integer(16))))
-
-    def group_place(b: Any, scores: Any, index: Any) -> Any:
-        return place(b, scores, b.mul(anew(b, index), integer(group)))
+    def place(b: Any, scores: Any, own_tile: Any) -> Any:
+        return b.add(scores, b.add(b.mul(own_tile, integer(512)), b.mul(lane_id(b), integer(16))))
 
     def load_tiles(b: Any, at: Any, last: Any, offset: int) -> list[Any]:
         """This warp's row tiles of one part, of which the last lies at `last`."""
-        words = [x for i in range(mine - 1) for x in load_shared(b, at, offset + 512 * i, 4)]
+        words = [x for i in range(mine - 1) for x in load_shared(b, at, offset + step * i, 4)]
         return words + load_shared(b, last, offset, 4)
 
-    def store_body(b: Any, products: Any, part: Any, index: Any) -> None:
-        at, values = group_place(b, part, index), unpack(b, products, 4 * group)
+    def deliver_alone(b: Any, products: Any, own: Any, index: Any) -> None:
+        at, values = place(b, own, b.mul(anew(b, index), integer(group))), unpack(b, products, 4 * group)
         for n in range(group):
             store_shared(b, at, 512 * n, values[4 * n : 4 * n + 4])
 
-    def send_body(b: Any, products: Any, part: Any, bar: Any, index: Any, rank: Any) -> None:
-        """To the partner block's shared memory; its barrier counts the bytes."""
-        partner, there = b.xor(rank, integer(1)), "mapa.shared::cluster.u32 $0, $1, $2;"
-        at, bar_there = (
-            asm(b, I32, there, "=r,r,r", [x, partner], volatile=False) for x in (group_place(b, part, index), bar)
-        )
+    def deliver_body(
+        b: Any, products: Any, own: Any, partner: Any, bar: Any, reach: Any, index: Any, rank: Any
+    ) -> None:
+        """Row tiles of even number to the first block of the cluster, of odd number to the second; the barrier of the
+        partner counts the bytes."""
+        if not clustered:
+            return deliver_alone(b, products, own, index)
+        first = b.mul(anew(b, index), integer(group))
+        places = [b.lshr(b.add(first, integer(n)), integer(1)) for n in range(2)]
+        here = [place(b, own, at) for at in places]
+        there = [b.add(place(b, partner, at), reach) for at in places]
+        odd = b.and_(b.xor(first, rank), integer(1))
         values = unpack(b, products, 4 * group)
-        store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+        send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
         for n in range(group):
-            text = f"{store} [$0{plus(512 * n)}], {{$2,$3,$4,$5}}, [$1];"
-            asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [at, bar_there, *values[4 * n : 4 * n + 4]])
+            words, offset = "{$4,$5,$6,$7}", plus(512 * (n // 2))
+            text = (
+                f"{{.reg .pred p; setp.eq.s32 p, $3, {n % 2}; "
+                f"@p st.shared.v4.f32 [$0{offset}], {words}; @!p {send} [$1{offset}], {words}, [$2];}}"
+            )
+            args = [here[n % 2], there[n % 2], b.add(bar, reach), odd, *values[4 * n : 4 * n + 4]]
+            asm(b, VOID, text, "r,r,r,r,f,f,f,f,~{memory}", args)
+        return None
 
-    def arm_body(b: Any, bar: Any, me: Any) -> None:
+    def arm_body(b: Any, bar: Any, me: Any, rank: Any) -> None:
         """Expect the partner's parts: one lane of the first softmax warp says so."""
         if clustered:
             text = (
-                "{.reg .pred p; .reg .b64 s; setp.eq.s32 p, $1, 0; "
-                f"@p mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], {g.k_groups * g.score_bytes}; "
-                "@p mbarrier.arrive.shared.b64 s, [$0];}"
+                "{.reg .pred p; .reg .b64 s; setp.eq.s32 p, $2, 0; "
+                "@p mbarrier.arrive.expect_tx.shared.b64 s, [$0], $1;}"
             )
-            asm(b, VOID, text, "r,r,~{memory}", [bar, b.or_(lane_id(b), me)])
+            own_tiles = b.lshr(b.sub(integer(g.n_tiles + 1), rank), integer(1))
+            args = [bar, b.mul(own_tiles, integer(512 * g.k_groups)), b.or_(lane_id(b), me)]
+            asm(b, VOID, text, "r,r,r,~{memory}", args)
 
     def add_up(b: Any, parts: list[list[Any]]) -> list[Any]:
         while len(parts) > 1:
@@ -199,26 +211,24 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
         return parts[0]
 
-    def gather_body(b: Any, scores: Any, partner: Any, me: Any) -> list[Any]:
-        index = b.mul(me, integer(mine))
+    def gather_body(b: Any, scores: Any, partner: Any, me: Any, rank: Any) -> list[Any]:
         blocks = (scores, partner) if clustered else (scores,)
-        # The last warp's last tile may not exist: then the first is read again, and dropped.
-        exists = b.icmp_signed("<", me, integer(g.softmax_warps - 1))
-        to_last = b.select(exists, integer(512 * (mine - 1)), integer(0)) if uneven else integer(512 * (mine - 1))
-        places = [place(b, block, index) for block in blocks]
+        # A warp's last tile may not exist: then its first is read again, and dropped.
+        first = b.add(b.mul(me, integer(g.cluster)), rank)
+        exists = b.icmp_signed("<", first, integer(g.n_tiles - g.softmax_stride * (mine - 1)))
+        to_last = b.select(exists, integer(step * (mine - 1)), integer(0)) if uneven else integer(step * (mine - 1))
+        places = [place(b, block, me) for block in blocks]
         sums = []
         for at in places:
             parts = [load_tiles(b, at, b.add(at, to_last), g.score_bytes * part) for part in range(g.k_groups)]
             sums.append(add_up(b, parts))
-        # Each block's own parts first, so that both blocks have the same sums, bit for bit.
         out = add_up(b, sums)
         return out if not uneven else [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
-        "store_part": tile_op(void, [products_t, i32, i32], store_body),
-        "send_part": tile_op(void, [products_t, i32, i32, i32, i32], send_body),
-        "arm_scores": tile_op(void, [i32, i32], arm_body),
-        "gather_scores": tile_op(scores_t, [i32, i32, i32], gather_body),
+        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32, i32], deliver_body),
+        "arm_scores": tile_op(void, [i32, i32, i32], arm_body),
+        "gather_scores": tile_op(scores_t, [i32, i32, i32, i32], gather_body),
     }
 
 
@@ -239,6 +249,7 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
             out.append(b.select(cell, x, const(float("-inf"))))
         return out
 
+    tile_rows = 8 * g.softmax_stride
     lane_anew = tile_op(i32, [], lambda b: anew(b, lane_id(b)))
 
     @device
@@ -246,7 +257,7 @@ def _mask_ops(g: Geometry) -> dict[str, Any]:
         """A bit for each score of the lane: whether its row sees its token."""
         bits, me = i32(0), lane_anew()
         for e in range(size):
-            i = quotient(i32(my_row + 8 * (e // 4) + 2 * (me & 3) + e % 2), H)
+            i = quotient(i32(my_row + tile_rows * (e // 4) + 2 * (me & 3) + e % 2), H)
             j = i32(token0 + 8 * (e % 4 // 2) + (me >> 2))
             cell = i32(0)
             if i < T and j < T:

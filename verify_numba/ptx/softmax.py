@@ -11,6 +11,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+from llvmlite import ir
 from numba import float32
 
 from verify_numba.geometry import GROWTH, Geometry
@@ -34,6 +35,7 @@ from verify_numba.ptx.asm import (
     lg2,
     over_tokens,
     pack_bf16,
+    plus,
     store_shared,
     tile,
     tile_op,
@@ -47,7 +49,7 @@ FLT_MAX = 3.4028234663852886e38
 
 
 def softmax_ops(g: Geometry) -> SimpleNamespace:
-    per_warp = g.softmax_tiles
+    per_warp, stride = g.softmax_tiles, g.softmax_stride
     scores_t, state_t = tile(f32, 4 * per_warp), tile(f32, 2 * per_warp)
     n_scores, n_state = 4 * per_warp, 2 * per_warp
 
@@ -56,6 +58,9 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
 
     def fill(value: float) -> Any:
         return tile_op(state_t, [], lambda b: [const(value)] * n_state)
+
+    def unset(kind: Any, n: int) -> Any:
+        return tile_op(kind, [], lambda b: [ir.Constant(F32, ir.Undefined)] * n)
 
     def exponents_body(b: Any, scores: Any, scale: Any, m: Any) -> list[Any]:
         minus_m = [b.fsub(const(-0.0), x) for x in unpack(b, m, n_state)]  # NVVM knows no fneg
@@ -90,32 +95,50 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         ]
 
     def exists(b: Any, n: int, my_tile: Any) -> Any | None:
-        """None where n8 tile my_tile + n always exists, else a flag."""
-        if g.n_tiles % per_warp == 0 or n < per_warp - 1:
+        """None where this warp's n8 tile n always exists, else a flag."""
+        if g.n_tiles % stride == 0 or n < per_warp - 1:
             return None
-        return less(b, my_tile, g.n_tiles - n)
+        return less(b, my_tile, g.n_tiles - stride * n)
 
-    def rows_to_shared(b: Any, address: Any, values: list[Any], my_tile: Any) -> None:
-        """One float a query row, by the lanes that hold its first token."""
+    def post(b: Any, at: Any, offset: int, words: list[Any], flag: Any | None, bar: Any, reach: Any) -> None:
+        """Words to both blocks, where the flag is set; the partner's barrier counts the bytes."""
+        store_shared(b, at, offset, words, flag)
+        if g.cluster == 2:
+            n = len(words)
+            data = ",".join(f"${i + 3}" for i in range(n))
+            vector, data = (f".v{n}", f"{{{data}}}") if n > 1 else ("", data)
+            send = "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+            send = f"{send}{vector}.b32 [$0{plus(offset)}], {data}, [$1];"
+            text = f"{{.reg .pred p; setp.ne.s32 p, $2, 0; @p {send}}}" if flag is not None else send
+            args = [b.add(at, reach), b.add(bar, reach), integer(1) if flag is None else flag, *words]
+            asm(b, VOID, text, ",".join(["r"] * (n + 3)) + ",~{memory}", args)
+
+    def post_note_body(b: Any, note: Any, factors: Any, flag: Any, my_tile: Any, bar: Any, reach: Any) -> None:
+        """Lane (n, t) has the factors of two rows of n8 tile n; the lane behind the last tile's has the flag."""
+        v = [b.bitcast(x, I32) for x in unpack(b, factors, n_state)]
         lanes = lane_id(b)
-        at = b.add(address, b.add(b.mul(my_tile, integer(32)), b.mul(lanes, integer(8))))
-        for n in range(per_warp):
-            flag = less(b, lanes, 4)
-            if (also := exists(b, n, my_tile)) is not None:
-                flag = b.and_(flag, also)
-            store_shared(b, at, 32 * n, values[2 * n : 2 * n + 2], flag)
+        index, t = b.lshr(lanes, integer(2)), b.and_(lanes, integer(3))
+        behind = b.icmp_signed("==", lanes, integer(4 * per_warp))
+        words, here = [b.select(behind, flag, v[0]), v[1]], less(b, lanes, 4 * per_warp + 1)
+        for n in range(1, per_warp):
+            mine = b.icmp_signed("==", index, integer(n))
+            words = [b.select(mine, x, word) for x, word in zip(v[2 * n : 2 * n + 2], words, strict=True)]
+        if (last := exists(b, per_warp - 1, my_tile)) is not None:
+            other = b.zext(b.icmp_signed("!=", index, integer(per_warp - 1)), I32)
+            here = b.and_(here, b.or_(last, other))
+        rows = b.add(b.mul(b.add(my_tile, b.mul(index, integer(stride))), integer(32)), b.mul(t, integer(8)))
+        place = b.select(behind, b.add(b.mul(my_tile, integer(8)), integer(4 * g.rows)), rows)
+        post(b, b.add(note, place), 0, words, here, bar, reach)
 
-    def store_alpha_body(b: Any, address: Any, alpha: Any, my_tile: Any) -> None:
-        rows_to_shared(b, address, unpack(b, alpha, n_state), my_tile)
-
-    def store_inverse_body(b: Any, address: Any, sums: Any, my_tile: Any) -> None:
+    def inverses_body(b: Any, sums: Any) -> list[Any]:
+        """One over the denominators; 0 for a row that saw nothing."""
         inverse = []
         for total in unpack(b, sums, n_state):
             reciprocal = asm(b, F32, "rcp.approx.ftz.f32 $0, $1;", "=f,f", [total], volatile=False)
             inverse.append(b.select(b.fcmp_ordered("==", total, const(0.0)), const(0.0), reciprocal))
-        rows_to_shared(b, address, inverse, my_tile)
+        return inverse
 
-    def store_weights_body(b: Any, address: Any, p: Any, my_tile: Any) -> None:
+    def post_weights_body(b: Any, address: Any, p: Any, my_tile: Any, bar: Any, reach: Any) -> None:
         """[16 tokens][8 rows] bf16 an n8 tile: ldmatrix.trans turns it into a B fragment."""
         values = unpack(b, p, n_scores)
         at = b.add(address, b.add(b.mul(my_tile, integer(256)), b.mul(lane_id(b), integer(4))))
@@ -123,10 +146,16 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             for half in range(2):
                 e = 4 * n + 2 * half
                 word = pack_bf16(b, values[e], values[e + 1])
-                store_shared(b, at, 256 * n + 128 * half, [word], exists(b, n, my_tile))
+                post(b, at, 256 * stride * n + 128 * half, [word], exists(b, n, my_tile), bar, reach)
 
-    def store_grew_body(b: Any, address: Any, grew: Any) -> None:
-        store_shared(b, address, 0, [grew], less(b, lane_id(b), 1))
+    def from_partner_body(tile_bytes: int) -> Any:
+        def body(b: Any, me: Any, rank: Any) -> Any:
+            """Bytes that the partner block's warp of the same number sends: for each of its row tiles, and a flag."""
+            theirs = b.add(b.mul(me, integer(g.cluster)), b.xor(rank, integer(1)))
+            last = less(b, theirs, g.n_tiles - stride * (per_warp - 1))
+            return b.add(b.mul(b.add(last, integer(per_warp - 1)), integer(tile_bytes)), integer(8))
+
+        return tile_op(i32, [i32, i32], body)
 
     def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, my_row: Any, rows: Any, natural: Any) -> None:
         lanes = lane_id(b)
@@ -134,7 +163,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         for row, (top, total) in enumerate(zip(unpack(b, m, n_state), unpack(b, sums, n_state), strict=True)):
             lse = b.fmul(b.fadd(top, lg2(b, total)), factor)
             lse = b.select(b.fcmp_ordered("==", total, const(0.0)), const(float("-inf")), lse)
-            local = b.add(b.mul(lanes, integer(2)), integer(8 * (row // 2) + row % 2))
+            local = b.add(b.mul(lanes, integer(2)), integer(8 * stride * (row // 2) + row % 2))
             inside = b.zext(b.icmp_signed("<", b.add(my_row, local), rows), I32)
             flag = b.and_(less(b, lanes, 4), inside)
             at = b.add(pointer, b.mul(b.sext(local, pointer.type), wide(4)))
@@ -158,9 +187,10 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         exp2=tile_op(scores_t, [scores_t], one_exp2),
         add_sums=tile_op(state_t, [state_t, scores_t], add_sums_body),
         total_sums=tile_op(state_t, [state_t], lambda b, x: [over_tokens(b, v, add) for v in unpack(b, x, n_state)]),
-        store_alpha=tile_op(void, [i32, state_t, i32], store_alpha_body),
-        store_grew=tile_op(void, [i32, i32], store_grew_body),
-        store_weights=tile_op(void, [i32, scores_t, i32], store_weights_body),
-        store_inverse=tile_op(void, [i32, state_t, i32], store_inverse_body),
+        unset_state=unset(state_t, n_state), unset_scores=unset(scores_t, n_scores),
+        note_from_partner=from_partner_body(32), weights_from_partner=from_partner_body(32 + 256),
+        post_note=tile_op(void, [i32, state_t, i32, i32, i32, i32], post_note_body),
+        post_weights=tile_op(void, [i32, scores_t, i32, i32, i32], post_weights_body),
+        inverses=tile_op(state_t, [state_t], inverses_body),
         store_lse=store_lse,
     )  # fmt: skip

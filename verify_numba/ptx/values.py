@@ -44,20 +44,20 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         """Fragment (m, n) starts here: columns g, g + 8 of m16 tile m, rows 2t, 2t + 1 of n8 tile n."""
         return 4 * (m * n_tiles + n)
 
-    def any_grew_body(b: Any, address: Any) -> Any:
+    def any_grew_body(b: Any, note: Any) -> Any:
         lanes = lane_id(b)
-        last = integer(g.softmax_warps - 1)
+        last = integer(g.softmax_stride - 1)
         mine = b.select(b.icmp_signed("<", lanes, last), lanes, last)
-        (flag,) = load_shared(b, b.add(address, b.mul(mine, integer(4))), 0, 1, I32)
+        (flag,) = load_shared(b, b.add(note, b.mul(mine, integer(8))), 4 * g.rows, 1, I32)
         return any_lane(b, flag)
 
     def row_pair(b: Any, address: Any) -> Any:
         return b.add(address, b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
 
-    def scale_o_body(b: Any, o: Any, alpha: Any, grew: Any) -> list[Any]:
-        v, rows = unpack(b, o, size), row_pair(b, alpha)
+    def scale_o_body(b: Any, o: Any, note: Any) -> list[Any]:
+        v, rows = unpack(b, o, size), row_pair(b, note)
         for n in range(n_tiles):
-            (flag,) = load_shared(b, grew, 4 * (n // g.softmax_tiles), 1, I32)
+            (flag,) = load_shared(b, note, 4 * g.rows + 8 * (n % g.softmax_stride), 1, I32)
             grown = b.icmp_signed("!=", flag, integer(0))
             factors = [b.select(grown, x, const(1.0)) for x in load_shared(b, rows, 32 * n, 2)]
             for m in range(m_tiles):
@@ -155,7 +155,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
     return SimpleNamespace(
         zero_o=tile_op(o_t, [], lambda b: [const(0.0)] * size),
         any_grew=tile_op(i32, [i32], any_grew_body),
-        scale_o=tile_op(o_t, [o_t, i32, i32], scale_o_body),
+        scale_o=tile_op(o_t, [o_t, i32], scale_o_body),
         accumulate=tile_op(o_t, [o_t, i32, i32, i32], accumulate_body),
         store_partial=store_partial, store_out=store_out,
     )  # fmt: skip
