@@ -20,10 +20,11 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-PARTNER_BUFFERS = 2
-"""Tiles of scores that may be under way from the partner block. No credit goes back, yet nothing is overwritten: a
-block sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score warps have
-sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t takes."""
+SCORE_BUFFERS = 2
+"""Tiles of scores that may be under way to the softmax warps. No credit comes from the partner block, yet nothing is
+overwritten: a block sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score
+warps have sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t
+takes."""
 WEIGHTS_AHEAD = 2
 """Tiles by which the softmax warps of a block may be ahead of its value warps."""
 INVERSE_BUFFERS = 3
@@ -186,9 +187,9 @@ class Geometry:
 
     @property
     def note_bytes(self) -> int:
-        """[rows] float32, a factor of every row, then [softmax_stride, 2] int32, whose first says whether the factors
-        of a softmax warp's rows differ from one."""
-        return 4 * self.rows + 8 * self.softmax_stride
+        """A word from every lane of every softmax warp of the cluster: factors of its rows, and whether they differ
+        from one (see `ptx.softmax`)."""
+        return 4 * WARP * self.softmax_stride
 
     @cached_property
     def shared(self) -> SharedMap:
@@ -201,9 +202,7 @@ class SharedMap:
 
     stage: int
     scores: int
-    """[k_groups] parts of a tile of scores, from score warps to softmax warps."""
-    partner: int
-    """[PARTNER_BUFFERS, k_groups] parts: the partner block's."""
+    """[SCORE_BUFFERS, blocks that send, k_groups] parts of a tile of scores, from score warps to softmax warps."""
     weights: int
     """[weight_buffers]"""
     alpha: int
@@ -220,7 +219,7 @@ class SharedMap:
     """[INVERSE_BUFFERS]"""
     inverse_empty: int
     scores_full: int
-    """[PARTNER_BUFFERS]"""
+    """[SCORE_BUFFERS]"""
     scores_empty: int
     total: int
 
@@ -236,8 +235,7 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            scores=take(g.k_groups * g.score_bytes, 128),
-            partner=take(PARTNER_BUFFERS * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
+            scores=take(SCORE_BUFFERS * g.cluster * g.k_groups * g.score_bytes, 128),
             weights=take(g.weight_buffers * g.weight_bytes, 128),
             alpha=take(g.weight_buffers * g.note_bytes),
             inverse=take(INVERSE_BUFFERS * g.note_bytes),
@@ -247,7 +245,7 @@ class SharedMap:
             weights_empty=take(8 * WEIGHTS_AHEAD, 8),
             inverse_full=take(8 * INVERSE_BUFFERS, 8),
             inverse_empty=take(8, 8),
-            scores_full=take(8 * PARTNER_BUFFERS, 8),
+            scores_full=take(8 * SCORE_BUFFERS, 8),
             scores_empty=take(8, 8),
             total=-(-offset // 16) * 16,
         )

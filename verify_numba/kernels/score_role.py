@@ -5,52 +5,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import PARTNER_BUFFERS, Geometry
+from verify_numba.geometry import SCORE_BUFFERS, Geometry
 from verify_numba.kernels.work import make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
-    K_GROUPS, GROUP_ROWS = g.k_groups, 8 * g.group_tiles
+    CLUSTER, K_GROUPS, GROUP_TILES = g.cluster, g.k_groups, g.group_tiles
     at = g.shared
     STAGE, FULL = at.stage, at.full
-    SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
-    i32, wait, arrive = ops.i32, ops.wait, ops.arrive
-    load_q, score, clean_values, deliver, reach_partner = (
-        ops.load_q, ops.score, ops.clean_values, ops.deliver, ops.reach_partner,
-    )  # fmt: skip
+    SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
+    i32, wait = ops.i32, ops.wait
+    load_q, score, clean_values, deliver, reach = ops.load_q, ops.score, ops.clean_values, ops.deliver, ops.reach
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def hand_over(base, reach, products, count, group, part, rank):
+    def hand_over(base, products, count, first_tile, part, to_even, to_odd):
         """This warp's part of the scores to the softmax warps of both blocks."""
-        buffer = i32(count & (PARTNER_BUFFERS - 1))
+        buffer = i32(count & (SCORE_BUFFERS - 1))
         wait(base + SCORES_EMPTY, i32((count & 1) ^ 1))
-        deliver(products, base + SCORES + SCORE_BYTES * part,
-                base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part),
-                base + SCORES_FULL + 8 * buffer, reach, group, rank)  # fmt: skip
-        arrive(base + SCORES_FULL + 8 * buffer)
+        deliver(products, base + SCORES + SCORE_BYTES * (CLUSTER * K_GROUPS * buffer + part),
+                base + SCORES_FULL + 8 * buffer, first_tile, to_even, to_odd)  # fmt: skip
 
     @ops.device
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
-        base, reach = block.base, reach_partner(block.base, block.rank)
-        group, part = i32(me // K_GROUPS), i32(me % K_GROUPS)
+        base = block.base
+        first_tile, part = i32(GROUP_TILES * (me // K_GROUPS)), i32(me % K_GROUPS)
+        # The blocks take the row tiles in turns: where the first of this warp's goes, and where the second.
+        to_even, to_odd = reach(base, i32(first_tile & 1)), reach(base, i32((first_tile & 1) ^ 1))
         count, stage, parity = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
             rows = i32(request.T * batch.H)
             if first < last and block.row0 < rows:
-                row = i32(block.row0 + GROUP_ROWS * group)
+                row = i32(block.row0 + 8 * first_tile)
                 queries = load_q(q, q_token_stride, q_head_stride, request.n0, row, rows, batch.H, block.rank, part)
                 prefix_tiles = request.prefix_tiles
-                for tile in range(first, last):
+                tile = first
+                while tile < last:
                     wait(base + FULL + 8 * stage, parity)
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
-                    hand_over(base, reach, products, count, group, part, block.rank)
-                    count = i32(count + 1)
+                    hand_over(base, products, count, first_tile, i32(K_GROUPS * block.rank + part), to_even, to_odd)
+                    tile, count = i32(tile + 1), i32(count + 1)
                     stage = i32(stage + 1)
                     if stage == STAGES:
                         stage, parity = i32(0), i32(parity ^ 1)

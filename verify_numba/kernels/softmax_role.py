@@ -5,42 +5,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, TILE, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, SCORE_BUFFERS, TILE, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
-    ROWS, CLUSTER, K_GROUPS, PARTNER_SHIFT = g.rows, g.cluster, g.k_groups, PARTNER_BUFFERS.bit_length() - 1
+    ROWS, CLUSTER, PARTS, BUFFER_SHIFT = g.rows, g.cluster, g.cluster * g.k_groups, SCORE_BUFFERS.bit_length() - 1
     SCORE_BYTES, WEIGHT_BYTES, NOTE_BYTES = g.score_bytes, g.weight_bytes, g.note_bytes
+    NOTE_FROM_WARP = 4 * WARP
     WEIGHT_BUFFERS, AHEAD_SHIFT = g.weight_buffers, WEIGHTS_AHEAD.bit_length() - 1
     at = g.shared
-    SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
+    SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
     ALPHA, INVERSE = at.alpha, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
     i32, wait, wait_cluster, arrive, arrive_expecting = (
         ops.i32, ops.wait, ops.wait_cluster, ops.arrive, ops.arrive_expecting,
     )  # fmt: skip
-    arm_scores, gather_scores, reach_partner = ops.arm_scores, ops.gather_scores, ops.reach_partner
+    arm_scores, gather_scores, reach = ops.arm_scores, ops.gather_scores, ops.reach
     load_index, nothing_seen, seen, keep_first, keep_seen = (
         ops.load_index, ops.nothing_seen, ops.seen, ops.keep_first, ops.keep_seen,
     )  # fmt: skip
     lowest, zero_sums, exponents, exceeds, grow = ops.lowest, ops.zero_sums, ops.exponents, ops.exceeds, ops.grow
     rescale, scale_sums, exp2, add_sums = ops.rescale, ops.scale_sums, ops.exp2, ops.add_sums
     unset_state, unset_scores = ops.unset_state, ops.unset_scores
-    note_from_partner, weights_from_partner = ops.note_from_partner, ops.weights_from_partner
-    post_note, post_weights = ops.post_note, ops.post_weights
+    weights_from_partner, post_note, post_weights = ops.weights_from_partner, ops.post_note, ops.post_weights
     total_sums, inverses, store_lse = ops.total_sums, ops.inverses, ops.store_lse
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
     def whole_scores(base, count, me, rank):
         """All parts of this warp's scores, of both blocks, added up."""
-        buffer = i32(count & (PARTNER_BUFFERS - 1))
+        buffer = i32(count & (SCORE_BUFFERS - 1))
         arm_scores(base + SCORES_FULL + 8 * buffer, me, rank)
-        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> PARTNER_SHIFT) & 1))
-        scores = gather_scores(base + SCORES, base + PARTNER + K_GROUPS * SCORE_BYTES * buffer, me,
-                               rank)  # fmt: skip
+        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> BUFFER_SHIFT) & 1))
+        scores = gather_scores(base + SCORES + PARTS * SCORE_BYTES * buffer, me, rank)
         arrive(base + SCORES_EMPTY)
         return scores
 
@@ -66,10 +65,10 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
 
     @ops.device
     def softmax_role(batch, block, share, me, scale, row_capacity, part_lse, lse):
-        base, rank, reach = block.base, block.rank, reach_partner(block.base, block.rank)
+        base, rank, to_partner = block.base, block.rank, reach(block.base, i32(block.rank ^ 1))
         my_tile = i32(CLUSTER * me + rank)
         my_row = i32(block.row0 + 8 * my_tile)
-        note_bytes, weights_bytes = note_from_partner(me, rank), weights_from_partner(me, rank)
+        from_partner = i32(weights_from_partner(me, rank) + NOTE_FROM_WARP)
         count, segment, inverse = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
@@ -84,9 +83,10 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                 # All keys of these tiles count for every row; prefix_tiles is less where the prefix is left out.
                 whole_tiles = i32(min(i32(request.L // TILE), request.prefix_tiles))
                 following = whole_scores(base, count, me, rank)
-                for tile_ in range(first, last):
+                tile = first
+                while tile < last:
                     # What is unset takes no registers, and no moves to keep it, where it is not needed.
-                    tile, scores, following, alpha = i32(tile_), following, unset_scores(), unset_state()
+                    scores, following, alpha = following, unset_scores(), unset_state()
                     if tile >= whole_tiles:
                         if tile < request.prefix_tiles:
                             scores = keep_first(scores, i32(request.L - TILE * tile))
@@ -113,16 +113,16 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         following = whole_scores(base, count, me, rank)
                     p = exp2(d)
                     full = i32(base + WEIGHTS_FULL + 8 * buffer)
-                    post_note(base + ALPHA + NOTE_BYTES * buffer, alpha, grew, my_tile, full, reach)
-                    post_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile, full, reach)
-                    arrive_expecting(full, weights_bytes)
+                    post_note(base + ALPHA + NOTE_BYTES * buffer, alpha, grew, my_tile, full, to_partner)
+                    post_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile, full, to_partner)
+                    arrive_expecting(full, from_partner)
                     sums = add_sums(sums, p)
 
                 sums = total_sums(sums)
                 wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))
                 full = i32(base + INVERSE_FULL + 8 * inverse)
-                post_note(base + INVERSE + NOTE_BYTES * inverse, inverses(sums), i32(0), my_tile, full, reach)
-                arrive_expecting(full, note_bytes)
+                post_note(base + INVERSE + NOTE_BYTES * inverse, inverses(sums), i32(0), my_tile, full, to_partner)
+                arrive_expecting(full, i32(NOTE_FROM_WARP))
                 segment, inverse = i32(segment + 1), i32(inverse + 1)
                 if inverse == INVERSE_BUFFERS:
                     inverse = i32(0)

@@ -31,7 +31,8 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
             rows = i32(request.T * batch.H)
             if first < last and block.row0 < rows:
                 o = zero_o()
-                for _ in range(first, last):
+                tile = first
+                while tile < last:
                     wait(base + FULL + 8 * stage, parity)
                     wait_cluster(base + WEIGHTS_FULL + 8 * buffer, turn)
                     if any_grew(base + ALPHA + NOTE_BYTES * buffer) != 0:
@@ -39,7 +40,7 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
                     arrive(base + WEIGHTS_EMPTY + 8 * (buffer & (WEIGHTS_AHEAD - 1)))
-                    buffer = i32(buffer + 1)
+                    tile, buffer = i32(tile + 1), i32(buffer + 1)
                     if buffer == WEIGHT_BUFFERS:
                         buffer, turn = i32(0), i32(turn ^ 1)
                     stage = i32(stage + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, SCORE_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -21,7 +21,7 @@ def place_ops(g: Geometry) -> dict[str, Any]:
         "cluster_id": lambda: current().block.x // g.cluster,
         "cluster_count": lambda: current().cluster.dispatch.grid[0] // g.cluster,
         "cluster_rank": lambda: current().block.x % g.cluster,
-        "reach_partner": lambda base, rank: 0,
+        "reach": lambda base, rank: rank,
         "release_next": lambda: None,
         "after_previous": lambda: None,
     }
@@ -33,7 +33,7 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     return {
         "full": (at.full, g.stages, WARP),
         "empty": (at.empty, g.stages, g.value_warps),
-        "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
+        "scores_full": (at.scores_full, SCORE_BUFFERS, 1 if g.cluster == 2 else g.score_warps),
         "scores_empty": (at.scores_empty, 1, g.softmax_warps),
         "weights_full": (at.weights_full, g.weight_buffers, g.softmax_warps),
         "weights_empty": (at.weights_empty, WEIGHTS_AHEAD, g.value_warps),

@@ -3,13 +3,12 @@ factors of rows to the value warps of both blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verify_numba.geometry import MMA_N, TILE, Geometry
+from verify_numba.geometry import MMA_N, TILE, WARP, Geometry
 from verify_numba.lockstep.bf16 import narrow
 from verify_numba.lockstep.machine import current
 
@@ -28,14 +27,19 @@ def tiles_of_block(g: Geometry, rank: int) -> range:
     return range(rank, g.n_tiles, g.cluster)
 
 
-def post(g: Geometry, place: int, data: NDArray[Any], bar: int) -> None:
-    """Data to the shared memory of this block and of the partner, whose barrier counts the bytes."""
+def send(place: int, data: NDArray[Any], bar: int, rank: int) -> None:
+    """Starts a write to block `rank` of the cluster; the barrier there counts the bytes."""
     warp = current()
-    warp.write(place, data.dtype, data.shape)[:] = data
+    block = warp.cluster.blocks[rank]
+    sent = np.ascontiguousarray(data).view(np.uint8).reshape(1, -1)
+    warp.write_async(block, place, sent.shape, sent.copy, block.mbarrier(bar))
+
+
+def post(g: Geometry, place: int, data: NDArray[Any], bar: int, partner: int) -> None:
+    """Data to the shared memory of this block and, in a cluster, of the partner."""
+    current().write(place, data.dtype, data.shape)[:] = data
     if g.cluster == 2:
-        partner = warp.cluster.blocks[1 - warp.block.x % 2]
-        sent = data.copy().view(np.uint8).reshape(1, -1)
-        warp.write_async(partner, place, sent.shape, sent.copy, partner.mbarrier(bar))
+        send(place, data, bar, partner)
 
 
 def add_up(parts: list[Floats]) -> Floats:
@@ -49,56 +53,48 @@ def add_up(parts: list[Floats]) -> Floats:
 def exchange_ops(g: Geometry) -> dict[str, Any]:
     """A tile's scores lie as [own_tiles, 16, 8] float32 in the block whose softmax it is."""
 
-    def deliver(
-        products: Floats, own: int, partner_place: int, bar: int, reach: int, group: int, rank: int
-    ) -> None:
-        """Each row tile to the block that it is for; the barrier of the partner counts the bytes."""
-        warp = current()
-        partner = warp.cluster.blocks[1 - rank] if g.cluster == 2 else warp.block
-        first = g.group_tiles * group
+    def deliver(products: Floats, part: int, bar: int, first: int, to_even: int, to_odd: int) -> None:
+        """Each row tile to the block that it is for; its barrier counts the bytes, or the warps where there is one
+        block."""
         for n, scores in enumerate(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2)):
-            place = TILE_BYTES * ((first + n) // g.cluster)
-            if (first + n) % g.cluster == rank:
-                warp.write(own + place, np.float32, (TILE, MMA_N))[:] = scores
+            place = part + TILE_BYTES * ((first + n) // g.cluster)
+            if g.cluster == 2:
+                send(place, scores, bar, (to_even, to_odd)[n % 2])
             else:
-                sent = np.ascontiguousarray(scores).view(np.uint8).reshape(1, -1)
-                warp.write_async(partner, partner_place + place, sent.shape, sent.copy, partner.mbarrier(bar))
+                current().write(place, np.float32, scores.shape)[:] = scores
+        if g.cluster == 1:
+            current().arrive_mbarrier(bar)
 
     def arm_scores(bar: int, me: int, rank: int) -> None:
-        """Announces the partner's parts, in the first softmax warp."""
+        """Announces the parts of both blocks, in the first softmax warp."""
         if g.cluster == 2 and me == 0:
-            current().arrive_mbarrier(bar, g.k_groups * TILE_BYTES * len(tiles_of_block(g, rank)))
+            current().arrive_mbarrier(bar, 2 * g.k_groups * TILE_BYTES * len(tiles_of_block(g, rank)))
 
-    def gather_scores(scores: int, partner: int, me: int, rank: int) -> Floats:
+    def gather_scores(scores: int, me: int, rank: int) -> Floats:
         """[16, 8 * softmax_tiles], all parts of both blocks added up; zero for a row tile that there is not."""
         warp = current()
-        tiles = tiles_of_warp(g, g.cluster * me + rank)
-        blocks = (scores, partner) if g.cluster == 2 else (scores,)
         whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
-        for n, tile in enumerate(tiles):
-            places = [at + TILE_BYTES * (tile // g.cluster) for at in blocks]
-            sums = []
-            for at in places:
-                parts = [at + g.score_bytes * part for part in range(g.k_groups)]
-                sums.append(add_up([warp.read(part, np.float32, (TILE, MMA_N)).copy() for part in parts]))
-            whole[:, n] = add_up(sums)
+        for n, tile in enumerate(tiles_of_warp(g, g.cluster * me + rank)):
+            first = scores + TILE_BYTES * (tile // g.cluster)
+            places = [first + g.score_bytes * part for part in range(g.cluster * g.k_groups)]
+            whole[:, n] = add_up([warp.read(place, np.float32, (TILE, MMA_N)).copy() for place in places])
         return whole.reshape(TILE, -1)
 
-    def post_note(note: int, factors: Floats, flag: int, my_tile: int, bar: int, reach: int) -> None:
-        """A factor of each row of the warp, and whether it differs from one."""
-        for n, tile in enumerate(tiles_of_warp(g, my_tile)):
-            post(g, note + 4 * MMA_N * tile, factors[MMA_N * n : MMA_N * (n + 1)], bar)
-        post(g, note + 4 * g.rows + 8 * my_tile, np.array([flag, 0], np.int32), bar)
+    def post_note(note: int, factors: Floats, flag: int, my_tile: int, bar: int, partner: int) -> None:
+        """A word of every lane: factors of the warp's rows [row tile, row % 2, row // 2], then the flag."""
+        words = np.full((WARP // 8, 2, 4), flag, np.int32)
+        words[: g.softmax_tiles] = factors.reshape(-1, 4, 2).transpose(0, 2, 1).view(np.int32)
+        post(g, note + 4 * WARP * my_tile, words, bar, partner)
 
-    def post_weights(addr: int, p: Floats, my_tile: int, bar: int, reach: int) -> None:
+    def post_weights(addr: int, p: Floats, my_tile: int, bar: int, partner: int) -> None:
         """bf16 [row tile, 16 tokens, 8 rows]."""
         bits = narrow(p).reshape(TILE, -1, MMA_N).transpose(1, 0, 2)
         for n, tile in enumerate(tiles_of_warp(g, my_tile)):
-            post(g, addr + 2 * TILE * MMA_N * tile, bits[n], bar)
+            post(g, addr + 2 * TILE * MMA_N * tile, bits[n], bar, partner)
 
-    def from_partner(tile_bytes: int) -> Callable[[int, int], int]:
-        """Bytes that the partner block's warp of the same number sends: for each of its row tiles, and a flag."""
-        return lambda me, rank: tile_bytes * len(tiles_of_warp(g, g.cluster * me + 1 - rank)) + 8
+    def weights_from_partner(me: int, rank: int) -> int:
+        """Bytes of weights that the partner block's warp of the same number sends."""
+        return 2 * TILE * MMA_N * len(tiles_of_warp(g, g.cluster * me + 1 - rank))
 
     return {
         "deliver": deliver,
@@ -106,6 +102,5 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         "gather_scores": gather_scores,
         "post_note": post_note,
         "post_weights": post_weights,
-        "note_from_partner": from_partner(4 * MMA_N),
-        "weights_from_partner": from_partner(4 * MMA_N + 2 * TILE * MMA_N),
+        "weights_from_partner": weights_from_partner,
     }

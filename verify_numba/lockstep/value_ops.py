@@ -49,8 +49,16 @@ def value_ops(g: Geometry) -> dict[str, Any]:
         return np.zeros((g.rows, columns), np.float32)
 
     def grew_flags(note: int) -> NDArray[np.bool_]:
-        flags: NDArray[np.bool_] = current().read(note + 4 * g.rows, np.int32, (g.softmax_stride, 1), 8)[:, 0] != 0
+        """One a softmax warp of the cluster."""
+        words = current().read(note + 32 * g.softmax_tiles, np.int32, (g.softmax_stride, 1), 4 * WARP)
+        flags: NDArray[np.bool_] = words[:, 0] != 0
         return flags
+
+    def factors(note: int) -> Floats:
+        """[rows], from the notes of all softmax warps of the cluster."""
+        words = current().read(note, np.float32, (g.softmax_stride, WARP // 8, 2, 4))
+        by_tile = words[:, : g.softmax_tiles].transpose(1, 0, 3, 2)
+        return np.ascontiguousarray(by_tile).reshape(-1)[: g.rows]
 
     def any_grew(note: int) -> int:
         """Whether any softmax warp's maximum has grown."""
@@ -59,7 +67,7 @@ def value_ops(g: Geometry) -> dict[str, Any]:
     def scale_o(o: Floats, note: int) -> Floats:
         """Multiplies rows of softmax warps whose maximum has grown by alpha; the other alphas are unset."""
         grew = np.repeat(np.resize(grew_flags(note), g.n_tiles), MMA_N)
-        alpha = np.where(grew, current().read(note, np.float32, (g.rows,)), np.float32(1))
+        alpha = np.where(grew, factors(note), np.float32(1))
         scaled: Floats = o * alpha[:, None]
         return scaled
 
@@ -72,7 +80,7 @@ def value_ops(g: Geometry) -> dict[str, Any]:
         return added
 
     def normalised(o: Floats, inverse: int) -> Floats:
-        whole: Floats = o * current().read(inverse, np.float32, (g.rows,))[:, None]
+        whole: Floats = o * factors(inverse)[:, None]
         return whole
 
     def owned(rank: int, me: int) -> tuple[int, int]:

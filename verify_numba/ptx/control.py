@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import INVERSE_BUFFERS, PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import INVERSE_BUFFERS, SCORE_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
@@ -210,7 +210,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, WARP)  # every lane of the warp that copies a tile
         _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
-        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.arrivals(g.score_warps) + clustered)
+        _init(b, base, at.scores_full, SCORE_BUFFERS, 1 if clustered else g.arrivals(g.score_warps))
         _init(b, base, at.scores_empty, 1, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_full, g.weight_buffers, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_empty, WEIGHTS_AHEAD, g.arrivals(g.value_warps))
@@ -230,8 +230,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
             arrive_body(b, bar)
 
     def reach_body(b: Any, base: Any, rank: Any) -> Any:
-        there = asm(b, I32, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [base, b.xor(rank, integer(1))])
-        return b.sub(there, base)
+        return b.sub(asm(b, I32, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [base, rank]), base)
 
     wait = tile_op(void, [i32, i32], lambda b, bar, parity: spin(b, bar, parity, try_wait(clustered)))
     # What the partner block sends needs an acquire of cluster scope. A fence restricted to shared memory gives it
@@ -273,8 +272,8 @@ def control_ops(g: Geometry) -> SimpleNamespace:
         cluster_rank=cluster_rank if clustered else no_rank, row_block=row_block, row_blocks=row_blocks,
         init_barriers=tile_op(void, [i32], init_body), arrive=arrive, wait=wait,
         arrive_expecting=tile_op(void, [i32, i32], arrive_expecting_body),
-        # From an address in shared memory to the same in the partner block's.
-        reach_partner=tile_op(i32, [i32, i32], reach_body if clustered else lambda b, base, rank: integer(0)),
+        # From an address in shared memory to the same in that of a block of the cluster.
+        reach=tile_op(i32, [i32, i32], reach_body if clustered else lambda b, base, rank: integer(0)),
         wait_cluster=wait_partner if clustered else wait,
         announce=blank_or(announce_text), await_start=blank_or(start_text), settle=blank_or(settle_text),
         # The next kernel may be set up from now on; it waits for this one's end before it reads results.

@@ -33,7 +33,7 @@ from verify_numba.ptx.asm import (
     unpack,
     void,
 )
-from verify_numba.ptx.control import device, lane, quotient, remainder
+from verify_numba.ptx.control import arrive_lanes, arrive_warp, device, lane, quotient, remainder
 
 load_u8 = instruction(i32, [i64], "{.reg .b16 t; ld.global.nc.u8 t, [$1]; cvt.u32.u16 $0, t;}", "=r,l")
 
@@ -164,44 +164,35 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         words = [x for i in range(mine - 1) for x in load_shared(b, at, offset + step * i, 4)]
         return words + load_shared(b, last, offset, 4)
 
-    def deliver_alone(b: Any, products: Any, own: Any, index: Any) -> None:
-        at, values = place(b, own, b.mul(anew(b, index), integer(group))), unpack(b, products, 4 * group)
-        for n in range(group):
-            store_shared(b, at, 512 * n, values[4 * n : 4 * n + 4])
-
     def deliver_body(
-        b: Any, products: Any, own: Any, partner: Any, bar: Any, reach: Any, index: Any, rank: Any
+        b: Any, products: Any, part: Any, bar: Any, first: Any, to_even: Any, to_odd: Any
     ) -> None:
-        """Row tiles of even number to the first block of the cluster, of odd number to the second; the barrier of the
-        partner counts the bytes."""
+        """Each row tile to the block that it is for; in the cluster form its barrier counts the bytes, also of what a
+        block sends to itself: so there is one path, and nobody arrives."""
+        values, first = unpack(b, products, 4 * group), anew(b, first)
         if not clustered:
-            return deliver_alone(b, products, own, index)
-        first = b.mul(anew(b, index), integer(group))
-        places = [b.lshr(b.add(first, integer(n)), integer(1)) for n in range(2)]
-        here = [place(b, own, at) for at in places]
-        there = [b.add(place(b, partner, at), reach) for at in places]
-        odd = b.and_(b.xor(first, rank), integer(1))
-        values = unpack(b, products, 4 * group)
+            for n in range(group):
+                store_shared(b, place(b, part, first), 512 * n, values[4 * n : 4 * n + 4])
+            return (arrive_lanes if g.lanes_arrive else arrive_warp)(b, bar)
         send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+        there = []
+        for n, reach in enumerate((to_even, to_odd)):
+            own_tile = b.lshr(b.add(first, integer(n)), integer(1))
+            there.append((b.add(place(b, part, own_tile), reach), b.add(bar, reach)))
         for n in range(group):
-            words, offset = "{$4,$5,$6,$7}", plus(512 * (n // 2))
-            text = (
-                f"{{.reg .pred p; setp.eq.s32 p, $3, {n % 2}; "
-                f"@p st.shared.v4.f32 [$0{offset}], {words}; @!p {send} [$1{offset}], {words}, [$2];}}"
-            )
-            args = [here[n % 2], there[n % 2], b.add(bar, reach), odd, *values[4 * n : 4 * n + 4]]
-            asm(b, VOID, text, "r,r,r,r,f,f,f,f,~{memory}", args)
+            text = f"{send} [$0{plus(512 * (n // 2))}], {{$2,$3,$4,$5}}, [$1];"
+            asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [*there[n % 2], *values[4 * n : 4 * n + 4]])
         return None
 
     def arm_body(b: Any, bar: Any, me: Any, rank: Any) -> None:
-        """Expect the partner's parts: one lane of the first softmax warp says so."""
+        """Expect the parts of both blocks: one lane of the first softmax warp says so."""
         if clustered:
             text = (
                 "{.reg .pred p; .reg .b64 s; setp.eq.s32 p, $2, 0; "
                 "@p mbarrier.arrive.expect_tx.shared.b64 s, [$0], $1;}"
             )
             own_tiles = b.lshr(b.sub(integer(g.n_tiles + 1), rank), integer(1))
-            args = [bar, b.mul(own_tiles, integer(512 * g.k_groups)), b.or_(lane_id(b), me)]
+            args = [bar, b.mul(own_tiles, integer(512 * 2 * g.k_groups)), b.or_(lane_id(b), me)]
             asm(b, VOID, text, "r,r,r,~{memory}", args)
 
     def add_up(b: Any, parts: list[list[Any]]) -> list[Any]:
@@ -211,24 +202,20 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
         return parts[0]
 
-    def gather_body(b: Any, scores: Any, partner: Any, me: Any, rank: Any) -> list[Any]:
-        blocks = (scores, partner) if clustered else (scores,)
+    def gather_body(b: Any, scores: Any, me: Any, rank: Any) -> list[Any]:
         # A warp's last tile may not exist: then its first is read again, and dropped.
         first = b.add(b.mul(me, integer(g.cluster)), rank)
         exists = b.icmp_signed("<", first, integer(g.n_tiles - g.softmax_stride * (mine - 1)))
         to_last = b.select(exists, integer(step * (mine - 1)), integer(0)) if uneven else integer(step * (mine - 1))
-        places = [place(b, block, me) for block in blocks]
-        sums = []
-        for at in places:
-            parts = [load_tiles(b, at, b.add(at, to_last), g.score_bytes * part) for part in range(g.k_groups)]
-            sums.append(add_up(b, parts))
-        out = add_up(b, sums)
+        at = place(b, scores, me)
+        parts = g.cluster * g.k_groups
+        out = add_up(b, [load_tiles(b, at, b.add(at, to_last), g.score_bytes * part) for part in range(parts)])
         return out if not uneven else [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
-        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32, i32], deliver_body),
+        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32], deliver_body),
         "arm_scores": tile_op(void, [i32, i32, i32], arm_body),
-        "gather_scores": tile_op(scores_t, [i32, i32, i32, i32], gather_body),
+        "gather_scores": tile_op(scores_t, [i32, i32, i32], gather_body),
     }
 
 

@@ -36,7 +36,6 @@ from verify_numba.ptx.asm import (
     over_tokens,
     pack_bf16,
     plus,
-    store_shared,
     tile,
     tile_op,
     unpack,
@@ -100,35 +99,26 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
             return None
         return less(b, my_tile, g.n_tiles - stride * n)
 
-    def post(b: Any, at: Any, offset: int, words: list[Any], flag: Any | None, bar: Any, reach: Any) -> None:
-        """Words to both blocks, where the flag is set; the partner's barrier counts the bytes."""
-        store_shared(b, at, offset, words, flag)
-        if g.cluster == 2:
-            n = len(words)
-            data = ",".join(f"${i + 3}" for i in range(n))
-            vector, data = (f".v{n}", f"{{{data}}}") if n > 1 else ("", data)
-            send = "st.async.shared::cluster.mbarrier::complete_tx::bytes"
-            send = f"{send}{vector}.b32 [$0{plus(offset)}], {data}, [$1];"
-            text = f"{{.reg .pred p; setp.ne.s32 p, $2, 0; @p {send}}}" if flag is not None else send
-            args = [b.add(at, reach), b.add(bar, reach), integer(1) if flag is None else flag, *words]
-            asm(b, VOID, text, ",".join(["r"] * (n + 3)) + ",~{memory}", args)
+    def post(b: Any, at: Any, words: dict[int, Any], flag: Any | None, bar: Any, reach: Any) -> None:
+        """Words to both blocks, each at its offset, where the flag is set; the partner's barrier counts the bytes."""
+        send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32"
+        when = "" if flag is None else "@p "
+        text = "" if flag is None else ".reg .pred p; setp.ne.s32 p, $3, 0; "
+        for i, offset in enumerate(words, start=4):
+            text += f"{when}st.shared.b32 [$0{plus(offset)}], ${i}; "
+            if g.cluster == 2:
+                text += f"{when}{send} [$1{plus(offset)}], ${i}, [$2]; "
+        args = [at, b.add(at, reach), b.add(bar, reach), integer(1) if flag is None else flag, *words.values()]
+        asm(b, VOID, f"{{{text}}}", ",".join(["r"] * len(args)) + ",~{memory}", args)
 
     def post_note_body(b: Any, note: Any, factors: Any, flag: Any, my_tile: Any, bar: Any, reach: Any) -> None:
-        """Lane (n, t) has the factors of two rows of n8 tile n; the lane behind the last tile's has the flag."""
-        v = [b.bitcast(x, I32) for x in unpack(b, factors, n_state)]
-        lanes = lane_id(b)
-        index, t = b.lshr(lanes, integer(2)), b.and_(lanes, integer(3))
-        behind = b.icmp_signed("==", lanes, integer(4 * per_warp))
-        words, here = [b.select(behind, flag, v[0]), v[1]], less(b, lanes, 4 * per_warp + 1)
-        for n in range(1, per_warp):
-            mine = b.icmp_signed("==", index, integer(n))
-            words = [b.select(mine, x, word) for x, word in zip(v[2 * n : 2 * n + 2], words, strict=True)]
-        if (last := exists(b, per_warp - 1, my_tile)) is not None:
-            other = b.zext(b.icmp_signed("!=", index, integer(per_warp - 1)), I32)
-            here = b.and_(here, b.or_(last, other))
-        rows = b.add(b.mul(b.add(my_tile, b.mul(index, integer(stride))), integer(32)), b.mul(t, integer(8)))
-        place = b.select(behind, b.add(b.mul(my_tile, integer(8)), integer(4 * g.rows)), rows)
-        post(b, b.add(note, place), 0, words, here, bar, reach)
+        """Lane (2n + e, t) has the factor of row 2t + e of n8 tile n, the lanes behind these have the flag."""
+        lanes, word = lane_id(b), flag
+        for i, factor in enumerate(unpack(b, factors, n_state)):
+            mine = b.icmp_signed("==", b.lshr(lanes, integer(2)), integer(i))
+            word = b.select(mine, b.bitcast(factor, I32), word)
+        at = b.add(note, b.add(b.mul(my_tile, integer(128)), b.mul(lanes, integer(4))))
+        post(b, at, {0: word}, None, bar, reach)
 
     def inverses_body(b: Any, sums: Any) -> list[Any]:
         """One over the denominators; 0 for a row that saw nothing."""
@@ -143,19 +133,17 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         values = unpack(b, p, n_scores)
         at = b.add(address, b.add(b.mul(my_tile, integer(256)), b.mul(lane_id(b), integer(4))))
         for n in range(per_warp):
+            words = {}
             for half in range(2):
                 e = 4 * n + 2 * half
-                word = pack_bf16(b, values[e], values[e + 1])
-                post(b, at, 256 * stride * n + 128 * half, [word], exists(b, n, my_tile), bar, reach)
+                words[256 * stride * n + 128 * half] = pack_bf16(b, values[e], values[e + 1])
+            post(b, at, words, exists(b, n, my_tile), bar, reach)
 
-    def from_partner_body(tile_bytes: int) -> Any:
-        def body(b: Any, me: Any, rank: Any) -> Any:
-            """Bytes that the partner block's warp of the same number sends: for each of its row tiles, and a flag."""
-            theirs = b.add(b.mul(me, integer(g.cluster)), b.xor(rank, integer(1)))
-            last = less(b, theirs, g.n_tiles - stride * (per_warp - 1))
-            return b.add(b.mul(b.add(last, integer(per_warp - 1)), integer(tile_bytes)), integer(8))
-
-        return tile_op(i32, [i32, i32], body)
+    def weights_from_partner_body(b: Any, me: Any, rank: Any) -> Any:
+        """Bytes of weights that the partner block's warp of the same number sends."""
+        theirs = b.add(b.mul(me, integer(g.cluster)), b.xor(rank, integer(1)))
+        last = less(b, theirs, g.n_tiles - stride * (per_warp - 1))
+        return b.mul(b.add(last, integer(per_warp - 1)), integer(256))
 
     def store_lse_body(b: Any, pointer: Any, m: Any, sums: Any, my_row: Any, rows: Any, natural: Any) -> None:
         lanes = lane_id(b)
@@ -188,7 +176,7 @@ def softmax_ops(g: Geometry) -> SimpleNamespace:
         add_sums=tile_op(state_t, [state_t, scores_t], add_sums_body),
         total_sums=tile_op(state_t, [state_t], lambda b, x: [over_tokens(b, v, add) for v in unpack(b, x, n_state)]),
         unset_state=unset(state_t, n_state), unset_scores=unset(scores_t, n_scores),
-        note_from_partner=from_partner_body(32), weights_from_partner=from_partner_body(32 + 256),
+        weights_from_partner=tile_op(i32, [i32, i32], weights_from_partner_body),
         post_note=tile_op(void, [i32, state_t, i32, i32, i32, i32], post_note_body),
         post_weights=tile_op(void, [i32, scores_t, i32, i32, i32], post_weights_body),
         inverses=tile_op(state_t, [state_t], inverses_body),

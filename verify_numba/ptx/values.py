@@ -39,6 +39,7 @@ def value_ops(g: Geometry) -> SimpleNamespace:
     warp_columns = 16 * m_tiles
     size = 4 * m_tiles * n_tiles
     o_t = tile(f32, size)
+    flag_at = 32 * g.softmax_tiles
 
     def at(m: int, n: int) -> int:
         """Fragment (m, n) starts here: columns g, g + 8 of m16 tile m, rows 2t, 2t + 1 of n8 tile n."""
@@ -48,18 +49,21 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         lanes = lane_id(b)
         last = integer(g.softmax_stride - 1)
         mine = b.select(b.icmp_signed("<", lanes, last), lanes, last)
-        (flag,) = load_shared(b, b.add(note, b.mul(mine, integer(8))), 4 * g.rows, 1, I32)
+        (flag,) = load_shared(b, b.add(note, b.mul(mine, integer(128))), flag_at, 1, I32)
         return any_lane(b, flag)
 
-    def row_pair(b: Any, address: Any) -> Any:
-        return b.add(address, b.mul(b.and_(lane_id(b), integer(3)), integer(8)))
+    def factors_of(b: Any, note: Any, n: int) -> list[Any]:
+        """Of rows 2t and 2t + 1 of n8 tile n: see `ptx.softmax`."""
+        at = b.add(note, b.mul(b.and_(lane_id(b), integer(3)), integer(4)))
+        first = 128 * (n % g.softmax_stride) + 32 * (n // g.softmax_stride)
+        return [load_shared(b, at, first + 16 * e, 1)[0] for e in range(2)]
 
     def scale_o_body(b: Any, o: Any, note: Any) -> list[Any]:
-        v, rows = unpack(b, o, size), row_pair(b, note)
+        v = unpack(b, o, size)
         for n in range(n_tiles):
-            (flag,) = load_shared(b, note, 4 * g.rows + 8 * (n % g.softmax_stride), 1, I32)
+            (flag,) = load_shared(b, note, 128 * (n % g.softmax_stride) + flag_at, 1, I32)
             grown = b.icmp_signed("!=", flag, integer(0))
-            factors = [b.select(grown, x, const(1.0)) for x in load_shared(b, rows, 32 * n, 2)]
+            factors = [b.select(grown, x, const(1.0)) for x in factors_of(b, note, n)]
             for m in range(m_tiles):
                 for e in range(4):
                     v[at(m, n) + e] = b.fmul(v[at(m, n) + e], factors[e % 2])
@@ -91,9 +95,9 @@ def value_ops(g: Geometry) -> SimpleNamespace:
         return v
 
     def normalised(b: Any, o: Any, inverse: Any) -> list[Any]:
-        v, rows = unpack(b, o, size), row_pair(b, inverse)
+        v = unpack(b, o, size)
         for n in range(n_tiles):
-            factors = load_shared(b, rows, 32 * n, 2)
+            factors = factors_of(b, inverse, n)
             for m in range(m_tiles):
                 for e in range(4):
                     v[at(m, n) + e] = b.fmul(v[at(m, n) + e], factors[e % 2])
