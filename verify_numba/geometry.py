@@ -253,7 +253,7 @@ class SharedMap:
 
 CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
-    Geometry(cluster=2, n_tiles=3, stages=9, k_groups=3, softmax_warps=2),
+    Geometry(cluster=2, n_tiles=3, stages=8, k_groups=3, softmax_warps=2),
     Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_warps=3, value_warps=6, key_chains=2),
     Geometry(
         cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2, fourth_first=True
