@@ -20,15 +20,8 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
-SCORE_BUFFERS = 2
-"""Tiles of scores that may be under way to the softmax warps. No credit comes from the partner block, yet nothing is
-overwritten: a block sends tile t once its own softmax warps have read tile t - 1 of both blocks. So the partner's score
-warps have sent tile t - 1, and, before that, the partner's softmax warps have read tile t - 2, whose buffer tile t
-takes."""
 WEIGHTS_AHEAD = 2
 """Tiles by which the softmax warps of a block may be ahead of its value warps."""
-INVERSE_BUFFERS = 3
-"""Requests whose denominators may be under way to the value warps (see `Geometry.weight_buffers`)."""
 GROWTH = 8.0
 """How far, in log2, a score may exceed the running maximum before O is rescaled: weights stay below 2^8."""
 COLUMN_GROUP = 32
@@ -47,6 +40,8 @@ class Geometry:
     k_groups: int = 2
     """Score warps that share the columns of a group, since their queries must fit in registers. The softmax warps add
     up their parts."""
+    scores_ahead: int = 1
+    """Tiles by which the score warps of a block may be ahead of its softmax warps."""
     softmax_warps: int = 1
     """Warps that take the block's own row tiles, in turns, from scores to weights."""
     copy_warps: int = 1
@@ -106,17 +101,34 @@ class Geometry:
         return -(-self.n_tiles // self.softmax_stride)
 
     @property
+    def partner_buffers(self) -> int:
+        """Tiles of scores that may be under way from the partner block.
+
+        No credit goes back to it, yet nothing that it sends overwrites what is still to be read: it sends tile t once
+        its own softmax warps have read tile t - scores_ahead of both blocks. So this block's score warps have sent that
+        tile, and, before that, this block's softmax warps have read tile t - 2 scores_ahead, whose buffer t takes.
+        """
+        return 2 * self.scores_ahead
+
+    @property
     def weight_buffers(self) -> int:
         """Tiles of softmax weights between softmax warps and value warps.
 
-        No credit goes back to the partner block, yet nothing that it sends overwrites what is still to be read. It
-        sends the weights of tile t once it has this block's scores of t. Before those, this block's softmax warps have
-        read the scores of t - 1, and before that they have waited for its value warps to be done with tile t - 2 -
-        WEIGHTS_AHEAD: hence two buffers more than tiles ahead. Of denominators likewise: whoever is at the end of a
-        request knows that its partner's softmax warps are past the end of the request before the last one, for which
-        they have waited until the value warps were done with the one before that: hence three.
+        Without credits here too: the partner sends the weights of tile t once it has this block's scores of t. Before
+        those, this block's softmax warps have read the scores of t - scores_ahead, and before that they have waited
+        for its value warps to be done with the tile WEIGHTS_AHEAD before the last one.
         """
-        return WEIGHTS_AHEAD + (2 if self.cluster == 2 else 0)
+        return WEIGHTS_AHEAD + (self.scores_ahead + 1 if self.cluster == 2 else 0)
+
+    @property
+    def inverse_buffers(self) -> int:
+        """Requests whose denominators may be under way to the value warps.
+
+        As with the weights: whoever is at the end of a request, perhaps of a single tile, knows that its partner's
+        softmax warps are past the end of the request scores_ahead + 1 before, and that before that end they have
+        waited for the value warps to be done with one more.
+        """
+        return 1 + (self.scores_ahead + 1 if self.cluster == 2 else 0)
 
     @property
     def score_warps(self) -> int:
@@ -202,13 +214,15 @@ class SharedMap:
 
     stage: int
     scores: int
-    """[SCORE_BUFFERS, blocks that send, k_groups] parts of a tile of scores, from score warps to softmax warps."""
+    """[scores_ahead, k_groups] parts of a tile of scores, from score warps to softmax warps."""
+    partner: int
+    """[partner_buffers, k_groups] parts: the partner block's."""
     weights: int
     """[weight_buffers]"""
     alpha: int
     """[weight_buffers] notes: what O is multiplied by before the tile is added."""
     inverse: int
-    """[INVERSE_BUFFERS] notes: one over the softmax denominators."""
+    """[inverse_buffers] notes: one over the softmax denominators."""
     full: int
     empty: int
     weights_full: int
@@ -216,11 +230,12 @@ class SharedMap:
     weights_empty: int
     """[WEIGHTS_AHEAD]"""
     inverse_full: int
-    """[INVERSE_BUFFERS]"""
+    """[inverse_buffers]"""
     inverse_empty: int
     scores_full: int
-    """[SCORE_BUFFERS]"""
+    """[partner_buffers]"""
     scores_empty: int
+    """[scores_ahead]"""
     total: int
 
     @staticmethod
@@ -235,18 +250,19 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            scores=take(SCORE_BUFFERS * g.cluster * g.k_groups * g.score_bytes, 128),
+            scores=take(g.scores_ahead * g.k_groups * g.score_bytes, 128),
+            partner=take(g.partner_buffers * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
             weights=take(g.weight_buffers * g.weight_bytes, 128),
             alpha=take(g.weight_buffers * g.note_bytes),
-            inverse=take(INVERSE_BUFFERS * g.note_bytes),
+            inverse=take(g.inverse_buffers * g.note_bytes),
             full=take(8 * g.stages),
             empty=take(8 * g.stages, 8),
             weights_full=take(8 * g.weight_buffers, 8),
             weights_empty=take(8 * WEIGHTS_AHEAD, 8),
-            inverse_full=take(8 * INVERSE_BUFFERS, 8),
+            inverse_full=take(8 * g.inverse_buffers, 8),
             inverse_empty=take(8, 8),
-            scores_full=take(8 * SCORE_BUFFERS, 8),
-            scores_empty=take(8, 8),
+            scores_full=take(8 * g.partner_buffers, 8),
+            scores_empty=take(8 * g.scores_ahead, 8),
             total=-(-offset // 16) * 16,
         )
 
@@ -256,8 +272,9 @@ CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=3, stages=8, k_groups=3, softmax_warps=2),
     Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_warps=3, value_warps=6, key_chains=2),
     Geometry(
-        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2, fourth_first=True
-    ),
+        cluster=2, n_tiles=9, stages=7, k_groups=1, scores_ahead=2, softmax_warps=2, value_warps=6, key_chains=2,
+        fourth_first=True,
+    ),  # fmt: skip
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (

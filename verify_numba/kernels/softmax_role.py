@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import INVERSE_BUFFERS, SCORE_BUFFERS, TILE, WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import TILE, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
-    ROWS, CLUSTER, PARTS, BUFFER_SHIFT = g.rows, g.cluster, g.cluster * g.k_groups, SCORE_BUFFERS.bit_length() - 1
-    SCORE_BYTES, WEIGHT_BYTES, NOTE_BYTES = g.score_bytes, g.weight_bytes, g.note_bytes
+    ROWS, CLUSTER, PART_BYTES = g.rows, g.cluster, g.k_groups * g.score_bytes
+    SCORES_AHEAD, BUFFERS, BUFFER_SHIFT = g.scores_ahead, g.partner_buffers, g.partner_buffers.bit_length() - 1
+    WEIGHT_BYTES, NOTE_BYTES, INVERSE_BUFFERS = g.weight_bytes, g.note_bytes, g.inverse_buffers
     NOTE_FROM_WARP = 4 * WARP
     WEIGHT_BUFFERS, AHEAD_SHIFT = g.weight_buffers, WEIGHTS_AHEAD.bit_length() - 1
     at = g.shared
-    SCORES, SCORES_FULL, SCORES_EMPTY = at.scores, at.scores_full, at.scores_empty
+    SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
     ALPHA, INVERSE = at.alpha, at.inverse
     INVERSE_FULL, INVERSE_EMPTY = at.inverse_full, at.inverse_empty
@@ -36,11 +37,11 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def whole_scores(base, count, me, rank):
         """All parts of this warp's scores, of both blocks, added up."""
-        buffer = i32(count & (SCORE_BUFFERS - 1))
+        ahead, buffer = i32(count & (SCORES_AHEAD - 1)), i32(count & (BUFFERS - 1))
         arm_scores(base + SCORES_FULL + 8 * buffer, me, rank)
         wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> BUFFER_SHIFT) & 1))
-        scores = gather_scores(base + SCORES + PARTS * SCORE_BYTES * buffer, me, rank)
-        arrive(base + SCORES_EMPTY)
+        scores = gather_scores(base + SCORES + PART_BYTES * ahead, base + PARTNER + PART_BYTES * buffer, me, rank)
+        arrive(base + SCORES_EMPTY + 8 * ahead)
         return scores
 
     @ops.device
@@ -69,7 +70,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
         my_tile = i32(CLUSTER * me + rank)
         my_row = i32(block.row0 + 8 * my_tile)
         from_partner = i32(weights_from_partner(me, rank) + NOTE_FROM_WARP)
-        count, segment, inverse = i32(0), i32(0), i32(0)
+        count, buffer, segment, inverse = i32(0), i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -101,7 +102,6 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
                     # Before the next scores are read: see Geometry.weight_buffers.
-                    buffer = i32(count & (WEIGHT_BUFFERS - 1))
                     wait(base + WEIGHTS_EMPTY + 8 * (count & (WEIGHTS_AHEAD - 1)),
                          i32(((count >> AHEAD_SHIFT) & 1) ^ 1))  # fmt: skip
                     count = i32(count + 1)
@@ -117,6 +117,9 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                     post_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile, full, to_partner)
                     arrive_expecting(full, from_partner)
                     sums = add_sums(sums, p)
+                    buffer = i32(buffer + 1)
+                    if buffer == WEIGHT_BUFFERS:
+                        buffer = i32(0)
 
                 sums = total_sums(sums)
                 wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))

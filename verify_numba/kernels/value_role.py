@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import INVERSE_BUFFERS, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import make_walk
 
 
 def make_value_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, WEIGHT_BYTES, NOTE_BYTES = g.stages, g.stage_bytes, g.weight_bytes, g.note_bytes
-    WEIGHT_BUFFERS = g.weight_buffers
+    WEIGHT_BUFFERS, INVERSE_BUFFERS = g.weight_buffers, g.inverse_buffers
     at = g.shared
     STAGE, FULL, EMPTY = at.stage, at.full, at.empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
@@ -24,7 +24,8 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def value_role(batch, block, share, me, row_capacity, part_o, out):
         base = block.base
-        stage, parity, buffer, turn, inverse, inverse_turn = i32(0), i32(0), i32(0), i32(0), i32(0), i32(0)
+        stage, parity, buffer, turn, ahead = i32(0), i32(0), i32(0), i32(0), i32(0)
+        inverse, inverse_turn = i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -39,8 +40,8 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                         o = scale_o(o, base + ALPHA + NOTE_BYTES * buffer)
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
-                    arrive(base + WEIGHTS_EMPTY + 8 * (buffer & (WEIGHTS_AHEAD - 1)))
-                    tile, buffer = i32(tile + 1), i32(buffer + 1)
+                    arrive(base + WEIGHTS_EMPTY + 8 * ahead)
+                    tile, buffer, ahead = i32(tile + 1), i32(buffer + 1), i32((ahead + 1) & (WEIGHTS_AHEAD - 1))
                     if buffer == WEIGHT_BUFFERS:
                         buffer, turn = i32(0), i32(turn ^ 1)
                     stage = i32(stage + 1)

@@ -53,11 +53,13 @@ def add_up(parts: list[Floats]) -> Floats:
 def exchange_ops(g: Geometry) -> dict[str, Any]:
     """A tile's scores lie as [own_tiles, 16, 8] float32 in the block whose softmax it is."""
 
-    def deliver(products: Floats, part: int, bar: int, first: int, to_even: int, to_odd: int) -> None:
+    def deliver(
+        products: Floats, even: int, odd: int, bar: int, first: int, to_even: int, to_odd: int
+    ) -> None:
         """Each row tile to the block that it is for; its barrier counts the bytes, or the warps where there is one
         block."""
         for n, scores in enumerate(products.reshape(TILE, -1, MMA_N).transpose(1, 0, 2)):
-            place = part + TILE_BYTES * ((first + n) // g.cluster)
+            place = (odd if g.cluster == 2 and n % 2 else even) + TILE_BYTES * ((first + n) // g.cluster)
             if g.cluster == 2:
                 send(place, scores, bar, (to_even, to_odd)[n % 2])
             else:
@@ -70,13 +72,14 @@ def exchange_ops(g: Geometry) -> dict[str, Any]:
         if g.cluster == 2 and me == 0:
             current().arrive_mbarrier(bar, 2 * g.k_groups * TILE_BYTES * len(tiles_of_block(g, rank)))
 
-    def gather_scores(scores: int, me: int, rank: int) -> Floats:
+    def gather_scores(scores: int, partner: int, me: int, rank: int) -> Floats:
         """[16, 8 * softmax_tiles], all parts of both blocks added up; zero for a row tile that there is not."""
         warp = current()
         whole = np.zeros((TILE, g.softmax_tiles, MMA_N), np.float32)
         for n, tile in enumerate(tiles_of_warp(g, g.cluster * me + rank)):
-            first = scores + TILE_BYTES * (tile // g.cluster)
-            places = [first + g.score_bytes * part for part in range(g.cluster * g.k_groups)]
+            offset = TILE_BYTES * (tile // g.cluster)
+            blocks = (scores, partner)[: g.cluster]
+            places = [at + offset + g.score_bytes * part for at in blocks for part in range(g.k_groups)]
             whole[:, n] = add_up([warp.read(place, np.float32, (TILE, MMA_N)).copy() for place in places])
         return whole.reshape(TILE, -1)
 

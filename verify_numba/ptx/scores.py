@@ -165,20 +165,20 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         return words + load_shared(b, last, offset, 4)
 
     def deliver_body(
-        b: Any, products: Any, part: Any, bar: Any, first: Any, to_even: Any, to_odd: Any
+        b: Any, products: Any, even: Any, odd: Any, bar: Any, first: Any, to_even: Any, to_odd: Any
     ) -> None:
         """Each row tile to the block that it is for; in the cluster form its barrier counts the bytes, also of what a
         block sends to itself: so there is one path, and nobody arrives."""
         values, first = unpack(b, products, 4 * group), anew(b, first)
         if not clustered:
             for n in range(group):
-                store_shared(b, place(b, part, first), 512 * n, values[4 * n : 4 * n + 4])
+                store_shared(b, place(b, even, first), 512 * n, values[4 * n : 4 * n + 4])
             return (arrive_lanes if g.lanes_arrive else arrive_warp)(b, bar)
         send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
         there = []
-        for n, reach in enumerate((to_even, to_odd)):
+        for n, (scores, reach) in enumerate(((even, to_even), (odd, to_odd))):
             own_tile = b.lshr(b.add(first, integer(n)), integer(1))
-            there.append((b.add(place(b, part, own_tile), reach), b.add(bar, reach)))
+            there.append((b.add(place(b, scores, own_tile), reach), b.add(bar, reach)))
         for n in range(group):
             text = f"{send} [$0{plus(512 * (n // 2))}], {{$2,$3,$4,$5}}, [$1];"
             asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [*there[n % 2], *values[4 * n : 4 * n + 4]])
@@ -202,20 +202,23 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             parts = pairs + parts[len(parts) - len(parts) % 2 :]
         return parts[0]
 
-    def gather_body(b: Any, scores: Any, me: Any, rank: Any) -> list[Any]:
+    def gather_body(b: Any, scores: Any, partner: Any, me: Any, rank: Any) -> list[Any]:
         # A warp's last tile may not exist: then its first is read again, and dropped.
         first = b.add(b.mul(me, integer(g.cluster)), rank)
         exists = b.icmp_signed("<", first, integer(g.n_tiles - g.softmax_stride * (mine - 1)))
         to_last = b.select(exists, integer(step * (mine - 1)), integer(0)) if uneven else integer(step * (mine - 1))
-        at = place(b, scores, me)
-        parts = g.cluster * g.k_groups
-        out = add_up(b, [load_tiles(b, at, b.add(at, to_last), g.score_bytes * part) for part in range(parts)])
+        parts = []
+        for block in (scores, partner)[: g.cluster]:
+            at = place(b, block, me)
+            last = b.add(at, to_last)
+            parts += [load_tiles(b, at, last, g.score_bytes * part) for part in range(g.k_groups)]
+        out = add_up(b, parts)
         return out if not uneven else [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
 
     return {
-        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32], deliver_body),
+        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32, i32], deliver_body),
         "arm_scores": tile_op(void, [i32, i32, i32], arm_body),
-        "gather_scores": tile_op(scores_t, [i32, i32, i32], gather_body),
+        "gather_scores": tile_op(scores_t, [i32, i32, i32, i32], gather_body),
     }
 
 
