@@ -107,6 +107,7 @@ class Geometry:
         No credit goes back to it, yet nothing that it sends overwrites what is still to be read: it sends tile t once
         its own softmax warps have read tile t - scores_ahead of both blocks. So this block's score warps have sent that
         tile, and, before that, this block's softmax warps have read tile t - 2 scores_ahead, whose buffer t takes.
+        For that each block needs a row tile at least.
         """
         return 2 * self.scores_ahead
 
@@ -114,21 +115,16 @@ class Geometry:
     def weight_buffers(self) -> int:
         """Tiles of softmax weights between softmax warps and value warps.
 
-        Without credits here too: the partner sends the weights of tile t once it has this block's scores of t. Before
-        those, this block's softmax warps have read the scores of t - scores_ahead, and before that they have waited
-        for its value warps to be done with the tile WEIGHTS_AHEAD before the last one.
+        Without credits here too: the partner sends tile t once its own value warps are done with tile t -
+        WEIGHTS_AHEAD. For that, this block's softmax warps have sent theirs, and before that this block's value warps
+        were done with tile t - 2 WEIGHTS_AHEAD, whose buffer t takes.
         """
-        return WEIGHTS_AHEAD + (self.scores_ahead + 1 if self.cluster == 2 else 0)
+        return WEIGHTS_AHEAD * self.cluster
 
     @property
     def inverse_buffers(self) -> int:
-        """Requests whose denominators may be under way to the value warps.
-
-        As with the weights: whoever is at the end of a request, perhaps of a single tile, knows that its partner's
-        softmax warps are past the end of the request scores_ahead + 1 before, and that before that end they have
-        waited for the value warps to be done with one more.
-        """
-        return 1 + (self.scores_ahead + 1 if self.cluster == 2 else 0)
+        """Requests whose denominators may be under way to the value warps: as with the weights, and one ahead."""
+        return self.cluster
 
     @property
     def score_warps(self) -> int:
@@ -268,11 +264,11 @@ class SharedMap:
 
 
 CLUSTER_FORMS = (
-    Geometry(cluster=2, n_tiles=1, stages=9, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
+    Geometry(cluster=2, n_tiles=2, stages=9, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
     Geometry(cluster=2, n_tiles=3, stages=8, k_groups=3, softmax_warps=2),
     Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_warps=3, value_warps=6, key_chains=2),
     Geometry(
-        cluster=2, n_tiles=9, stages=7, k_groups=1, scores_ahead=2, softmax_warps=2, value_warps=6, key_chains=2,
+        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2,
         fourth_first=True,
     ),  # fmt: skip
 )

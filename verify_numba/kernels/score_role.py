@@ -6,38 +6,43 @@ from __future__ import annotations
 from typing import Any
 
 from verify_numba.geometry import Geometry
-from verify_numba.kernels.work import make_walk
+from verify_numba.kernels.work import make_step, make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
-    K_GROUPS, GROUP_TILES, AHEAD, BUFFERS = g.k_groups, g.group_tiles, g.scores_ahead, g.partner_buffers
+    CLUSTER, K_GROUPS, GROUP_TILES = g.cluster, g.k_groups, g.group_tiles
+    AHEAD, BUFFERS = g.scores_ahead, g.partner_buffers
     AHEAD_SHIFT = AHEAD.bit_length() - 1
     at = g.shared
     STAGE, FULL = at.stage, at.full
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
-    i32, wait = ops.i32, ops.wait
-    load_q, score, clean_values, deliver, reach = ops.load_q, ops.score, ops.clean_values, ops.deliver, ops.reach
+    i32, wait, arrive, reach = ops.i32, ops.wait, ops.arrive, ops.reach
+    load_q, score, clean_values = ops.load_q, ops.score, ops.clean_values
+    deliver_even, deliver_odd, step = ops.deliver_even, ops.deliver_odd, make_step(ops)
     request_of, stop_of, after = make_walk(ops)
 
     @ops.device
-    def hand_over(base, products, count, first_tile, part, mine_first, to_even, to_odd):
+    def hand_over(base, products, count, first_tile, part, own_parity, to_partner):
         """This warp's part of the scores to the softmax warps of both blocks."""
         ahead, buffer = i32(count & (AHEAD - 1)), i32(count & (BUFFERS - 1))
         wait(base + SCORES_EMPTY + 8 * ahead, i32(((count >> AHEAD_SHIFT) & 1) ^ 1))
-        even = i32(base + SCORES + SCORE_BYTES * (K_GROUPS * ahead + part))
-        odd = i32(base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part))
-        if not mine_first:
-            even, odd = odd, even
-        deliver(products, even, odd, base + SCORES_FULL + 8 * buffer, first_tile, to_even, to_odd)
+        own = i32(base + SCORES + SCORE_BYTES * (K_GROUPS * ahead + part))
+        partner = i32(base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part) + to_partner)
+        full = i32(base + SCORES_FULL + 8 * buffer)
+        if own_parity == 0:
+            deliver_even(products, own, partner, i32(full + to_partner), first_tile)
+        else:
+            deliver_odd(products, own, partner, i32(full + to_partner), first_tile)
+        arrive(full)
 
     @ops.device
     def score_role(batch, block, share, me, q, q_token_stride, q_head_stride):
         base = block.base
         first_tile, part = i32(GROUP_TILES * (me // K_GROUPS)), i32(me % K_GROUPS)
-        # The blocks take the row tiles in turns: where the first of this warp's goes, and where the second.
-        mine_first = first_tile & 1 == block.rank
-        to_even, to_odd = reach(base, i32(first_tile & 1)), reach(base, i32((first_tile & 1) ^ 1))
+        # The blocks take the row tiles in turns: of this warp's, the even or the odd ones are this block's.
+        own_parity = i32((first_tile ^ block.rank) & (CLUSTER - 1))
+        to_partner = reach(base, i32(block.rank ^ 1))
         count, stage, parity = i32(0), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
@@ -53,11 +58,9 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
                     products = score(base + STAGE + STAGE_BYTES * stage, queries, part)
                     if tile >= prefix_tiles:
                         clean_values(base + STAGE + STAGE_BYTES * stage, me)
-                    hand_over(base, products, count, first_tile, part, mine_first, to_even, to_odd)
+                    hand_over(base, products, count, first_tile, part, own_parity, to_partner)
                     tile, count = i32(tile + 1), i32(count + 1)
-                    stage = i32(stage + 1)
-                    if stage == STAGES:
-                        stage, parity = i32(0), i32(parity ^ 1)
+                    stage, parity = step(stage, parity, STAGES)
             share = after(share, request)
 
     return score_role

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from verify_numba.geometry import TILE, WARP, WEIGHTS_AHEAD, Geometry
-from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_walk
+from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_step, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
@@ -14,7 +14,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     SCORES_AHEAD, BUFFERS, BUFFER_SHIFT = g.scores_ahead, g.partner_buffers, g.partner_buffers.bit_length() - 1
     WEIGHT_BYTES, NOTE_BYTES, INVERSE_BUFFERS = g.weight_bytes, g.note_bytes, g.inverse_buffers
     NOTE_FROM_WARP = 4 * WARP
-    WEIGHT_BUFFERS, AHEAD_SHIFT = g.weight_buffers, WEIGHTS_AHEAD.bit_length() - 1
+    WEIGHT_BUFFERS, step = g.weight_buffers, make_step(ops)
     at = g.shared
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
     WEIGHTS, WEIGHTS_FULL, WEIGHTS_EMPTY = at.weights, at.weights_full, at.weights_empty
@@ -70,7 +70,7 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
         my_tile = i32(CLUSTER * me + rank)
         my_row = i32(block.row0 + 8 * my_tile)
         from_partner = i32(weights_from_partner(me, rank) + NOTE_FROM_WARP)
-        count, buffer, segment, inverse = i32(0), i32(0), i32(0), i32(0)
+        count, buffer, ahead, turn, segment, inverse = i32(0), i32(0), i32(0), i32(1), i32(0), i32(0)
         while share.begin < share.end:
             request = request_of(batch, share.b)
             first, last = i32(share.begin - share.start), i32(stop_of(share, request) - share.start)
@@ -101,9 +101,6 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                         alpha = rescale(m, grown)
                         sums, m = scale_sums(sums, alpha), grown
                         d = exponents(scores, scale, m)
-                    # Before the next scores are read: see Geometry.weight_buffers.
-                    wait(base + WEIGHTS_EMPTY + 8 * (count & (WEIGHTS_AHEAD - 1)),
-                         i32(((count >> AHEAD_SHIFT) & 1) ^ 1))  # fmt: skip
                     count = i32(count + 1)
                     tile = i32(tile + 1)
                     if tile < last:
@@ -112,23 +109,22 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
                                            i32(TILE * (tile - request.prefix_tiles)))  # fmt: skip
                         following = whole_scores(base, count, me, rank)
                     p = exp2(d)
+                    wait(base + WEIGHTS_EMPTY + 8 * ahead, turn)
                     full = i32(base + WEIGHTS_FULL + 8 * buffer)
                     post_note(base + ALPHA + NOTE_BYTES * buffer, alpha, grew, my_tile, full, to_partner)
                     post_weights(base + WEIGHTS + WEIGHT_BYTES * buffer, p, my_tile, full, to_partner)
                     arrive_expecting(full, from_partner)
                     sums = add_sums(sums, p)
-                    buffer = i32(buffer + 1)
-                    if buffer == WEIGHT_BUFFERS:
-                        buffer = i32(0)
+                    ahead, turn = step(ahead, turn, WEIGHTS_AHEAD)
+                    buffer, _ = step(buffer, i32(0), WEIGHT_BUFFERS)
 
                 sums = total_sums(sums)
                 wait(base + INVERSE_EMPTY, i32((segment & 1) ^ 1))
                 full = i32(base + INVERSE_FULL + 8 * inverse)
                 post_note(base + INVERSE + NOTE_BYTES * inverse, inverses(sums), i32(0), my_tile, full, to_partner)
                 arrive_expecting(full, i32(NOTE_FROM_WARP))
-                segment, inverse = i32(segment + 1), i32(inverse + 1)
-                if inverse == INVERSE_BUFFERS:
-                    inverse = i32(0)
+                segment = i32(segment + 1)
+                inverse, _ = step(inverse, i32(0), INVERSE_BUFFERS)
                 finish_rows(batch, block, request, share.b, last - first == request.tiles, m, sums, my_row,
                             row_capacity, part_lse, lse)  # fmt: skip
             share = after(share, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verify_numba.geometry import WEIGHTS_AHEAD, Geometry
-from verify_numba.kernels.work import make_walk
+from verify_numba.kernels.work import make_step, make_walk
 
 
 def make_value_role(g: Geometry, ops: Any) -> Any:
@@ -19,7 +19,7 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
     i32, wait, wait_cluster, arrive = ops.i32, ops.wait, ops.wait_cluster, ops.arrive
     zero_o, any_grew, scale_o, accumulate = ops.zero_o, ops.any_grew, ops.scale_o, ops.accumulate
     store_partial, store_out = ops.store_partial, ops.store_out
-    request_of, stop_of, after = make_walk(ops)
+    step, (request_of, stop_of, after) = make_step(ops), make_walk(ops)
 
     @ops.device
     def value_role(batch, block, share, me, row_capacity, part_o, out):
@@ -41,12 +41,10 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                     o = accumulate(o, base + STAGE + STAGE_BYTES * stage, base + WEIGHTS + WEIGHT_BYTES * buffer, me)
                     arrive(base + EMPTY + 8 * stage)
                     arrive(base + WEIGHTS_EMPTY + 8 * ahead)
-                    tile, buffer, ahead = i32(tile + 1), i32(buffer + 1), i32((ahead + 1) & (WEIGHTS_AHEAD - 1))
-                    if buffer == WEIGHT_BUFFERS:
-                        buffer, turn = i32(0), i32(turn ^ 1)
-                    stage = i32(stage + 1)
-                    if stage == STAGES:
-                        stage, parity = i32(0), i32(parity ^ 1)
+                    tile = i32(tile + 1)
+                    stage, parity = step(stage, parity, STAGES)
+                    buffer, turn = step(buffer, turn, WEIGHT_BUFFERS)
+                    ahead, _ = step(ahead, i32(0), WEIGHTS_AHEAD)
 
                 wait_cluster(base + INVERSE_FULL + 8 * inverse, inverse_turn)
                 note = i32(base + INVERSE + NOTE_BYTES * inverse)
@@ -56,9 +54,7 @@ def make_value_role(g: Geometry, ops: Any) -> Any:
                 else:
                     store_out(o, note, out, request.n0 * batch.H, block.row0, rows, block.rank, me)
                 arrive(base + INVERSE_EMPTY)
-                inverse = i32(inverse + 1)
-                if inverse == INVERSE_BUFFERS:
-                    inverse, inverse_turn = i32(0), i32(inverse_turn ^ 1)
+                inverse, inverse_turn = step(inverse, inverse_turn, INVERSE_BUFFERS)
             share = after(share, request)
 
     return value_role

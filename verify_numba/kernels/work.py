@@ -33,6 +33,21 @@ Request = namedtuple("Request", "n0 T kv0 L prefix_tiles tiles")
 """First draft token, draft tokens, first entry of kv_indices, prefix length, tiles of the prefix, tiles in all."""
 
 
+def make_step(ops: Any) -> Any:
+    """The function `step(place, parity, length)`."""
+    i32 = ops.i32
+
+    @ops.device
+    def step(place, parity, length):
+        """The next place of a ring, and the parity of the round that it is in."""
+        place = i32(place + 1)
+        if place == length:
+            place, parity = i32(0), i32(parity ^ 1)
+        return place, parity
+
+    return step
+
+
 def make_walk(ops: Any) -> tuple[Any, Any, Any]:
     """The functions `request(batch, b)`, `stop(share, request)` and `after(share, request)`."""
     i32, load_count = ops.i32, ops.load_count

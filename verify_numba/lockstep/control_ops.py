@@ -21,7 +21,7 @@ def place_ops(g: Geometry) -> dict[str, Any]:
         "cluster_id": lambda: current().block.x // g.cluster,
         "cluster_count": lambda: current().cluster.dispatch.grid[0] // g.cluster,
         "cluster_rank": lambda: current().block.x % g.cluster,
-        "reach": lambda base, rank: rank,
+        "reach": lambda base, rank: 0,
         "release_next": lambda: None,
         "after_previous": lambda: None,
     }
@@ -33,7 +33,7 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     return {
         "full": (at.full, g.stages, WARP),
         "empty": (at.empty, g.stages, g.value_warps),
-        "scores_full": (at.scores_full, g.partner_buffers, 1 if g.cluster == 2 else g.score_warps),
+        "scores_full": (at.scores_full, g.partner_buffers, g.score_warps + (g.cluster == 2)),
         "scores_empty": (at.scores_empty, g.scores_ahead, g.softmax_warps),
         "weights_full": (at.weights_full, g.weight_buffers, g.softmax_warps),
         "weights_empty": (at.weights_empty, WEIGHTS_AHEAD, g.value_warps),

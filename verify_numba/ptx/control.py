@@ -210,7 +210,7 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, WARP)  # every lane of the warp that copies a tile
         _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
-        _init(b, base, at.scores_full, g.partner_buffers, 1 if clustered else g.arrivals(g.score_warps))
+        _init(b, base, at.scores_full, g.partner_buffers, g.arrivals(g.score_warps) + clustered)
         _init(b, base, at.scores_empty, g.scores_ahead, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_full, g.weight_buffers, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_empty, WEIGHTS_AHEAD, g.arrivals(g.value_warps))

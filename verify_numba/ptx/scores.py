@@ -33,7 +33,7 @@ from verify_numba.ptx.asm import (
     unpack,
     void,
 )
-from verify_numba.ptx.control import arrive_lanes, arrive_warp, device, lane, quotient, remainder
+from verify_numba.ptx.control import device, lane, quotient, remainder
 
 load_u8 = instruction(i32, [i64], "{.reg .b16 t; ld.global.nc.u8 t, [$1]; cvt.u32.u16 $0, t;}", "=r,l")
 
@@ -164,35 +164,34 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         words = [x for i in range(mine - 1) for x in load_shared(b, at, offset + step * i, 4)]
         return words + load_shared(b, last, offset, 4)
 
-    def deliver_body(
-        b: Any, products: Any, even: Any, odd: Any, bar: Any, first: Any, to_even: Any, to_odd: Any
-    ) -> None:
-        """Each row tile to the block that it is for; in the cluster form its barrier counts the bytes, also of what a
-        block sends to itself: so there is one path, and nobody arrives."""
-        values, first = unpack(b, products, 4 * group), anew(b, first)
-        if not clustered:
+    def deliver(own_parity: int) -> Any:
+        def body(b: Any, products: Any, own: Any, partner: Any, bar: Any, first: Any) -> None:
+            """Row tiles of one parity to this block, of the other to the partner, whose barrier counts the bytes."""
+            values, first = unpack(b, products, 4 * group), anew(b, first)
+            places = [b.lshr(b.add(first, integer(n)), integer(1)) if clustered else first for n in range(2)]
+            here, there = ([place(b, scores, at) for at in places] for scores in (own, partner))
+            send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
             for n in range(group):
-                store_shared(b, place(b, even, first), 512 * n, values[4 * n : 4 * n + 4])
-            return (arrive_lanes if g.lanes_arrive else arrive_warp)(b, bar)
-        send = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
-        there = []
-        for n, (scores, reach) in enumerate(((even, to_even), (odd, to_odd))):
-            own_tile = b.lshr(b.add(first, integer(n)), integer(1))
-            there.append((b.add(place(b, scores, own_tile), reach), b.add(bar, reach)))
-        for n in range(group):
-            text = f"{send} [$0{plus(512 * (n // 2))}], {{$2,$3,$4,$5}}, [$1];"
-            asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [*there[n % 2], *values[4 * n : 4 * n + 4]])
-        return None
+                words = values[4 * n : 4 * n + 4]
+                if not clustered:
+                    store_shared(b, here[0], 512 * n, words)
+                elif n % 2 == own_parity:
+                    store_shared(b, here[n % 2], 512 * (n // 2), words)
+                else:
+                    text = f"{send} [$0{plus(512 * (n // 2))}], {{$2,$3,$4,$5}}, [$1];"
+                    asm(b, VOID, text, "r,r,f,f,f,f,~{memory}", [there[n % 2], bar, *words])
+
+        return tile_op(void, [products_t, i32, i32, i32, i32], body)
 
     def arm_body(b: Any, bar: Any, me: Any, rank: Any) -> None:
-        """Expect the parts of both blocks: one lane of the first softmax warp says so."""
+        """Expect the partner's parts: one lane of the first softmax warp says so."""
         if clustered:
             text = (
                 "{.reg .pred p; .reg .b64 s; setp.eq.s32 p, $2, 0; "
                 "@p mbarrier.arrive.expect_tx.shared.b64 s, [$0], $1;}"
             )
             own_tiles = b.lshr(b.sub(integer(g.n_tiles + 1), rank), integer(1))
-            args = [bar, b.mul(own_tiles, integer(512 * 2 * g.k_groups)), b.or_(lane_id(b), me)]
+            args = [bar, b.mul(own_tiles, integer(512 * g.k_groups)), b.or_(lane_id(b), me)]
             asm(b, VOID, text, "r,r,r,~{memory}", args)
 
     def add_up(b: Any, parts: list[list[Any]]) -> list[Any]:
@@ -203,7 +202,7 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
         return parts[0]
 
     def gather_body(b: Any, scores: Any, partner: Any, me: Any, rank: Any) -> list[Any]:
-        # A warp's last tile may not exist: then its first is read again, and dropped.
+        # A warp's last tile may not exist: then its first is read again, whose maxima it shares; or nothing at all.
         first = b.add(b.mul(me, integer(g.cluster)), rank)
         exists = b.icmp_signed("<", first, integer(g.n_tiles - g.softmax_stride * (mine - 1)))
         to_last = b.select(exists, integer(step * (mine - 1)), integer(0)) if uneven else integer(step * (mine - 1))
@@ -213,10 +212,11 @@ def _exchange_ops(g: Geometry) -> dict[str, Any]:
             last = b.add(at, to_last)
             parts += [load_tiles(b, at, last, g.score_bytes * part) for part in range(g.k_groups)]
         out = add_up(b, parts)
-        return out if not uneven else [*out[:-4], *(b.select(exists, x, const(0.0)) for x in out[-4:])]
+        return [b.select(exists, x, const(0.0)) for x in out] if uneven and mine == 1 else out
 
     return {
-        "deliver": tile_op(void, [products_t, i32, i32, i32, i32, i32, i32], deliver_body),
+        "deliver_even": deliver(0),
+        "deliver_odd": deliver(1),
         "arm_scores": tile_op(void, [i32, i32, i32], arm_body),
         "gather_scores": tile_op(scores_t, [i32, i32, i32, i32], gather_body),
     }
