@@ -20,6 +20,11 @@ MMA_K = 16
 MMA_N = 8
 SM120_SHARED_BYTES = 101_376
 """Most dynamic shared memory of one block on compute capability 12.0."""
+PARTNER_BUFFERS = 2
+"""Tiles of scores that may be under way from the partner block. No credit goes back to it, yet nothing that it sends
+overwrites what is still to be read: it sends tile t once its own softmax warps have read tile t - 1 of both blocks. So
+this block's score warps have sent that tile, and, before that, this block's softmax warps have read tile t - 2, whose
+buffer t takes. This needs rows of both blocks: two row tiles at least."""
 WEIGHTS_AHEAD = 2
 """Tiles by which the softmax warps of a block may be ahead of its value warps."""
 GROWTH = 8.0
@@ -40,8 +45,6 @@ class Geometry:
     k_groups: int = 2
     """Score warps that share the columns of a group, since their queries must fit in registers. The softmax warps add
     up their parts."""
-    scores_ahead: int = 1
-    """Tiles by which the score warps of a block may be ahead of its softmax warps."""
     softmax_warps: int = 1
     """Warps that take the block's own row tiles, in turns, from scores to weights."""
     copy_warps: int = 1
@@ -49,9 +52,6 @@ class Geometry:
     value_warps: int = 8
     """Warps that accumulate O, each for all rows of the block and an equal share of its output columns, rounded up to
     whole m16 tiles."""
-    fourth_first: bool = False
-    """Whether warps 3, 7, 11, … come first in the order of roles (see `place`), so that the four quarters of a
-    multiprocessor have equally many products. A gain in time has not shown."""
     lanes_arrive: bool = False
     """Whether every lane arrives at a barrier for itself, where otherwise one does for its warp: slower, but an order
     that compute-sanitizer's racecheck can follow, which does not see that a warp's barrier comes before the arrival."""
@@ -101,17 +101,6 @@ class Geometry:
         return -(-self.n_tiles // self.softmax_stride)
 
     @property
-    def partner_buffers(self) -> int:
-        """Tiles of scores that may be under way from the partner block.
-
-        No credit goes back to it, yet nothing that it sends overwrites what is still to be read: it sends tile t once
-        its own softmax warps have read tile t - scores_ahead of both blocks. So this block's score warps have sent that
-        tile, and, before that, this block's softmax warps have read tile t - 2 scores_ahead, whose buffer t takes.
-        For that each block needs a row tile at least.
-        """
-        return 2 * self.scores_ahead
-
-    @property
     def weight_buffers(self) -> int:
         """Tiles of softmax weights between softmax warps and value warps.
 
@@ -138,12 +127,6 @@ class Geometry:
     def arrivals(self, warps: int) -> int:
         """Arrivals that complete a phase of a barrier at which `warps` warps arrive."""
         return warps * (WARP if self.lanes_arrive else 1)
-
-    def place(self, warp: int) -> int:
-        """The place of a warp in the order of roles: value, score, softmax and copy warps."""
-        if not self.fourth_first:
-            return warp
-        return warp // 4 if warp % 4 == 3 else warp - warp // 4 + self.threads // WARP // 4
 
     @property
     def first_softmax_warp(self) -> int:
@@ -210,9 +193,9 @@ class SharedMap:
 
     stage: int
     scores: int
-    """[scores_ahead, k_groups] parts of a tile of scores, from score warps to softmax warps."""
+    """[k_groups] parts of a tile of scores, from score warps to softmax warps."""
     partner: int
-    """[partner_buffers, k_groups] parts: the partner block's."""
+    """[PARTNER_BUFFERS, k_groups] parts: the partner block's."""
     weights: int
     """[weight_buffers]"""
     alpha: int
@@ -229,9 +212,8 @@ class SharedMap:
     """[inverse_buffers]"""
     inverse_empty: int
     scores_full: int
-    """[partner_buffers]"""
+    """[PARTNER_BUFFERS]"""
     scores_empty: int
-    """[scores_ahead]"""
     total: int
 
     @staticmethod
@@ -246,8 +228,8 @@ class SharedMap:
 
         return SharedMap(
             stage=take(g.stages * g.stage_bytes, 128),
-            scores=take(g.scores_ahead * g.k_groups * g.score_bytes, 128),
-            partner=take(g.partner_buffers * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
+            scores=take(g.k_groups * g.score_bytes, 128),
+            partner=take(PARTNER_BUFFERS * g.k_groups * g.score_bytes if g.cluster == 2 else 0, 128),
             weights=take(g.weight_buffers * g.weight_bytes, 128),
             alpha=take(g.weight_buffers * g.note_bytes),
             inverse=take(g.inverse_buffers * g.note_bytes),
@@ -257,8 +239,8 @@ class SharedMap:
             weights_empty=take(8 * WEIGHTS_AHEAD, 8),
             inverse_full=take(8 * g.inverse_buffers, 8),
             inverse_empty=take(8, 8),
-            scores_full=take(8 * g.partner_buffers, 8),
-            scores_empty=take(8 * g.scores_ahead, 8),
+            scores_full=take(8 * PARTNER_BUFFERS, 8),
+            scores_empty=take(8, 8),
             total=-(-offset // 16) * 16,
         )
 
@@ -267,10 +249,7 @@ CLUSTER_FORMS = (
     Geometry(cluster=2, n_tiles=2, stages=9, group_tiles=1, k_groups=1, copy_warps=2, key_chains=4),
     Geometry(cluster=2, n_tiles=3, stages=8, k_groups=3, softmax_warps=2),
     Geometry(cluster=2, n_tiles=6, stages=8, k_groups=1, softmax_warps=3, value_warps=6, key_chains=2),
-    Geometry(
-        cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2,
-        fourth_first=True,
-    ),  # fmt: skip
+    Geometry(cluster=2, n_tiles=9, stages=8, k_groups=1, softmax_warps=2, value_warps=6, key_chains=2),
 )
 """From compute capability 9.0 on."""
 SINGLE_FORMS = (

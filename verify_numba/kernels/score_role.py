@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, Geometry
 from verify_numba.kernels.work import make_step, make_walk
 
 
 def make_score_role(g: Geometry, ops: Any) -> Any:
     STAGES, STAGE_BYTES, SCORE_BYTES = g.stages, g.stage_bytes, g.score_bytes
     CLUSTER, K_GROUPS, GROUP_TILES = g.cluster, g.k_groups, g.group_tiles
-    AHEAD, BUFFERS = g.scores_ahead, g.partner_buffers
-    AHEAD_SHIFT = AHEAD.bit_length() - 1
     at = g.shared
     STAGE, FULL = at.stage, at.full
     SCORES, PARTNER, SCORES_FULL, SCORES_EMPTY = at.scores, at.partner, at.scores_full, at.scores_empty
@@ -25,9 +23,9 @@ def make_score_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def hand_over(base, products, count, first_tile, part, own_parity, to_partner):
         """This warp's part of the scores to the softmax warps of both blocks."""
-        ahead, buffer = i32(count & (AHEAD - 1)), i32(count & (BUFFERS - 1))
-        wait(base + SCORES_EMPTY + 8 * ahead, i32(((count >> AHEAD_SHIFT) & 1) ^ 1))
-        own = i32(base + SCORES + SCORE_BYTES * (K_GROUPS * ahead + part))
+        buffer = i32(count & (PARTNER_BUFFERS - 1))
+        wait(base + SCORES_EMPTY, i32((count & 1) ^ 1))
+        own = i32(base + SCORES + SCORE_BYTES * part)
         partner = i32(base + PARTNER + SCORE_BYTES * (K_GROUPS * buffer + part) + to_partner)
         full = i32(base + SCORES_FULL + 8 * buffer)
         if own_parity == 0:

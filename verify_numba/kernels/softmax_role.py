@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import TILE, WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, TILE, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import CHAIN, FULL_MASK, MASK_WIDE, make_step, make_walk
 
 
 def make_softmax_role(g: Geometry, ops: Any) -> Any:
     ROWS, CLUSTER, PART_BYTES = g.rows, g.cluster, g.k_groups * g.score_bytes
-    SCORES_AHEAD, BUFFERS, BUFFER_SHIFT = g.scores_ahead, g.partner_buffers, g.partner_buffers.bit_length() - 1
+    PARTNER_SHIFT = PARTNER_BUFFERS.bit_length() - 1
     WEIGHT_BYTES, NOTE_BYTES, INVERSE_BUFFERS = g.weight_bytes, g.note_bytes, g.inverse_buffers
     NOTE_FROM_WARP = 4 * WARP
     WEIGHT_BUFFERS, step = g.weight_buffers, make_step(ops)
@@ -37,11 +37,11 @@ def make_softmax_role(g: Geometry, ops: Any) -> Any:
     @ops.device
     def whole_scores(base, count, me, rank):
         """All parts of this warp's scores, of both blocks, added up."""
-        ahead, buffer = i32(count & (SCORES_AHEAD - 1)), i32(count & (BUFFERS - 1))
+        buffer = i32(count & (PARTNER_BUFFERS - 1))
         arm_scores(base + SCORES_FULL + 8 * buffer, me, rank)
-        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> BUFFER_SHIFT) & 1))
-        scores = gather_scores(base + SCORES + PART_BYTES * ahead, base + PARTNER + PART_BYTES * buffer, me, rank)
-        arrive(base + SCORES_EMPTY + 8 * ahead)
+        wait_cluster(base + SCORES_FULL + 8 * buffer, i32((count >> PARTNER_SHIFT) & 1))
+        scores = gather_scores(base + SCORES, base + PARTNER + PART_BYTES * buffer, me, rank)
+        arrive(base + SCORES_EMPTY)
         return scores
 
     @ops.device

@@ -8,12 +8,12 @@ the host knows. A share that covers a whole request writes the result; any other
 Inside a block the warps have four roles, joined by mbarriers in shared memory:
 
     copy    slots -> rows -> a ring of stages
-    score   S = K Q^T over the block's columns, also for the partner block
-    softmax both blocks' parts added up, the mask, the online softmax -> weights P
-    value   O = alpha O + V^T P
+    score   S = K Q^T of all rows over the block's columns, each row tile to the block that it is for
+    softmax of the block's row tiles: both blocks' parts added up, the mask, the online softmax -> weights P, to both
+    value   O = alpha O + V^T P of all rows for the block's columns
 
-A block ends when its value warps have their last weights. By then it has received all that its partner sends, so
-nothing can arrive at a block that has ended, and no barrier is needed at the end.
+A block ends when its value warps have their last weights and denominators. By then it has received all that its
+partner sends, so nothing can arrive at a block that has ended, and no barrier is needed at the end.
 
 The method is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) split over the keys (Flash-Decoding,
 Dao et al. 2023); O is rescaled only when a maximum has grown by more than 2^8. The same source runs on a CPU: `ops`
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verify_numba.geometry import WARP, Geometry
+from verify_numba.geometry import Geometry
 from verify_numba.kernels.copy_role import make_copy_role
 from verify_numba.kernels.score_role import make_score_role
 from verify_numba.kernels.softmax_role import make_softmax_role
@@ -41,7 +41,7 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
     ROWS, FIRST_SCORE_WARP, FIRST_SOFTMAX_WARP, FIRST_COPY_WARP = (
         g.rows, g.value_warps, g.first_softmax_warp, g.first_copy_warp,
     )  # fmt: skip
-    COPY_WARPS, FOURTH_FIRST, QUARTERS = g.copy_warps, g.fourth_first, g.threads // WARP // 4
+    COPY_WARPS = g.copy_warps
     i32, warp_id, shared_base = ops.i32, ops.warp_id, ops.shared_base
     cluster_id, cluster_count, cluster_rank, row_block, row_blocks = (
         ops.cluster_id, ops.cluster_count, ops.cluster_rank, ops.row_block, ops.row_blocks,
@@ -58,12 +58,6 @@ def make_verify_kernel(g: Geometry, ops: Any) -> Callable[..., None]:
         part_o, part_lse, out, lse,
     ):  # fmt: skip
         warp = warp_id()
-        if FOURTH_FIRST:
-            quarter = i32(warp >> 2)
-            if warp & 3 == 3:
-                warp = quarter
-            else:
-                warp = i32(warp - quarter + QUARTERS)
         batch = Batch(bs, H, parts, layout, widths, min_tiles, qo_indptr, kv_indptr, kv_indices, mask, mask_indptr)
         block = Block(cluster_id(), cluster_count(), cluster_rank(), i32(ROWS * row_block()), shared_base())
         row_capacity = i32(ROWS * row_blocks())

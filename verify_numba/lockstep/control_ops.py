@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify_numba.geometry import WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.lockstep.barriers import CountedBarrier
 from verify_numba.lockstep.machine import current
 
@@ -33,8 +33,8 @@ def barrier_rings(g: Geometry) -> dict[str, tuple[int, int, int]]:
     return {
         "full": (at.full, g.stages, WARP),
         "empty": (at.empty, g.stages, g.value_warps),
-        "scores_full": (at.scores_full, g.partner_buffers, g.score_warps + (g.cluster == 2)),
-        "scores_empty": (at.scores_empty, g.scores_ahead, g.softmax_warps),
+        "scores_full": (at.scores_full, PARTNER_BUFFERS, g.score_warps + (g.cluster == 2)),
+        "scores_empty": (at.scores_empty, 1, g.softmax_warps),
         "weights_full": (at.weights_full, g.weight_buffers, g.softmax_warps),
         "weights_empty": (at.weights_empty, WEIGHTS_AHEAD, g.value_warps),
         "inverse_full": (at.inverse_full, g.inverse_buffers, g.softmax_warps),

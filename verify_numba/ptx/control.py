@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from verify_numba.geometry import WARP, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import PARTNER_BUFFERS, WARP, WEIGHTS_AHEAD, Geometry
 from verify_numba.kernels.work import Share, make_walk
 from verify_numba.ptx.asm import I32, VOID, asm, i32, i64, instruction, integer, lane_id, tile_op, void
 
@@ -210,8 +210,8 @@ def control_ops(g: Geometry) -> SimpleNamespace:
     def init_body(b: Any, base: Any) -> None:
         _init(b, base, at.full, g.stages, WARP)  # every lane of the warp that copies a tile
         _init(b, base, at.empty, g.stages, g.arrivals(g.value_warps))
-        _init(b, base, at.scores_full, g.partner_buffers, g.arrivals(g.score_warps) + clustered)
-        _init(b, base, at.scores_empty, g.scores_ahead, g.arrivals(g.softmax_warps))
+        _init(b, base, at.scores_full, PARTNER_BUFFERS, g.arrivals(g.score_warps) + clustered)
+        _init(b, base, at.scores_empty, 1, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_full, g.weight_buffers, g.arrivals(g.softmax_warps))
         _init(b, base, at.weights_empty, WEIGHTS_AHEAD, g.arrivals(g.value_warps))
         _init(b, base, at.inverse_full, g.inverse_buffers, g.arrivals(g.softmax_warps))
