@@ -10,10 +10,11 @@ import pytest
 from tests.cases import make_batch
 from tests.lockstep.support import FORMS, Array, check, run
 from verify_numba.geometry import Geometry
+from verify_numba.lockstep.exchange_ops import tiles_of_warp
 from verify_numba.lockstep.machine import current
 
-PHANTOM = [g for g in FORMS if g.n_tiles % g.softmax_tiles]
-"""The last softmax warp has a row tile that is not there."""
+PHANTOM = [g for g in FORMS if g.n_tiles % g.softmax_stride]
+"""Some softmax warps have a row tile that is not there, or none at all that is."""
 UNEVEN = [g for g in FORMS if g.uneven_columns]
 """The last value warp multiplies columns that are not there."""
 
@@ -24,18 +25,18 @@ def test_warps_take_the_roles_of_their_places(form: Geometry) -> None:
     places: dict[str, set[tuple[int, int | None]]] = {}
 
     def note(ops: Any) -> None:
-        def noted(name: str, numbered: bool) -> Any:
+        def noted(name: str, number: int | None) -> Any:
             original = getattr(ops, name)
 
             def op(*args: Any) -> Any:
-                me = args[-1] if numbered else None
+                me = None if number is None else args[number]
                 places.setdefault(name, set()).add((g.place(current().index), me))
                 return original(*args)
 
             return op
 
-        for name in ("accumulate", "score", "gather_scores", "copy_rows"):
-            setattr(ops, name, noted(name, numbered=name in ("accumulate", "gather_scores")))
+        for name, number in (("accumulate", 3), ("score", None), ("gather_scores", 2), ("copy_rows", None)):
+            setattr(ops, name, noted(name, number))
 
     run(make_batch(16, prefix=(50,), drafts=(9,), H=8), g, workers=1, change=note)
     warps = g.threads // 32
@@ -48,17 +49,19 @@ def test_warps_take_the_roles_of_their_places(form: Geometry) -> None:
 @pytest.mark.parametrize("g", PHANTOM, ids=lambda g: g.name)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_a_row_tile_that_is_not_there_decides_nothing(g: Geometry, seed: int | None) -> None:
-    """Its rows are the next block's. NaN there, which no maximum notices, is in no result."""
+    """Its rows are the next row block's. NaN there, which no maximum notices, is in no result."""
     batch = make_batch(17, prefix=(50, 3), drafts=(13, 18), H=8)
-    there = 8 * (g.n_tiles - g.softmax_tiles * (g.softmax_warps - 1))
+    poisoned = set()
 
     def poison(ops: Any) -> None:
         gather_scores = ops.gather_scores
 
-        def gather(scores: int, partner: int, me: int) -> Array:
-            whole: Array = gather_scores(scores, partner, me)
-            if me == g.softmax_warps - 1:
-                whole[:, there:] = np.nan
+        def gather(scores: int, partner: int, me: int, rank: int) -> Array:
+            whole: Array = gather_scores(scores, partner, me, rank)
+            there = len(tiles_of_warp(g, g.cluster * me + rank))
+            if there < g.softmax_tiles:
+                whole[:, 8 * there :] = np.nan
+                poisoned.add((rank, me))
             return whole
 
         ops.gather_scores = gather
@@ -67,6 +70,7 @@ def test_a_row_tile_that_is_not_there_decides_nothing(g: Geometry, seed: int | N
     check(batch, clean)
     with np.errstate(invalid="ignore"):
         assert run(batch, g, workers=2, seed=seed, change=poison).same_bits(clean)
+    assert len(poisoned) == g.softmax_stride * g.softmax_tiles - g.n_tiles
 
 
 @pytest.mark.parametrize("g", UNEVEN, ids=lambda g: g.name)

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from tests.lockstep.support import Array, inside
-from tests.lockstep.tiles import BF16, ODD, floats, put, put_stage
+from tests.lockstep.tiles import BF16, ODD, floats, put_stage
 from tests.trees import tree_mask
 from verify_numba.dims import D_QK, D_V
-from verify_numba.geometry import CLUSTER_FORMS, TILE, Geometry
+from verify_numba.geometry import TILE, Geometry
 from verify_numba.kernels.work import CHAIN, QLEN_ONLY
 from verify_numba.lockstep import GlobalMemory
-from verify_numba.lockstep.exchange_ops import add_up
 from verify_numba.lockstep.machine import current
 from verify_numba.lockstep.score_ops import keep_first, keep_seen
-from verify_numba.lockstep.softmax_ops import exceeds, exponents, grow, rescale
+from verify_numba.lockstep.softmax_ops import exceeds, exponents, grow, inverses, rescale
 
 LOWEST = np.finfo(np.float32).min
 
@@ -61,57 +60,6 @@ class TestQueriesAndScores:
 
         inside(form, body)
 
-    def test_softmax_warps_gather_the_parts_of_both_blocks(self, form: Geometry) -> None:
-        g, at = form, form.shared
-        parts = floats(4, g.cluster, g.k_groups, TILE, g.rows)
-
-        def body(ops: Any) -> None:
-            warp = current()
-            rank, bar = warp.block.x, g.shared.scores_full
-            warp.block.init_mbarrier(bar, g.score_warps + (g.cluster == 2), "scores_full")
-            warp.sync(warp.cluster.all_warps)
-            for group, part in np.ndindex(g.groups, g.k_groups):
-                mine = parts[rank, part, :, 8 * g.group_tiles * group :][:, : 8 * g.group_tiles]
-                if g.cluster == 2:
-                    ops.send_part(mine, at.partner + g.score_bytes * part, bar, group, rank)
-                ops.store_part(mine, at.scores + g.score_bytes * part, group)
-                ops.arrive(bar)
-            for me in range(g.softmax_warps):
-                ops.arm_scores(bar, me)
-            ops.wait_cluster(bar, 0)
-            whole = parts.sum(axis=(0, 1), dtype=np.float64)
-            for me in range(g.softmax_warps):
-                found = ops.gather_scores(at.scores, at.partner, me)
-                mine = whole[:, 8 * g.softmax_tiles * me :][:, : 8 * g.softmax_tiles]
-                assert found.shape == (TILE, 8 * g.softmax_tiles)
-                assert np.allclose(found[:, : mine.shape[1]], mine, rtol=1e-5, atol=1e-5)
-                assert not found[:, mine.shape[1] :].any()
-
-        inside(form, body)
-
-    @pytest.mark.parametrize("g", CLUSTER_FORMS, ids=lambda g: g.name)
-    def test_both_blocks_have_the_same_sums(self, g: Geometry) -> None:
-        """Bit for bit, though for each the other parts are its own: otherwise their columns would differ in weights."""
-        parts = floats(5, 2, g.k_groups, g.n_tiles, TILE, 8)
-        sums: dict[int, list[Array]] = {0: [], 1: []}
-
-        def body(ops: Any) -> None:
-            rank = current().block.x
-            put(g.shared.scores, parts[rank])
-            put(g.shared.partner, parts[1 - rank])
-            for me in range(g.softmax_warps):
-                sums[rank].append(ops.gather_scores(g.shared.scores, g.shared.partner, me))
-
-        inside(g, body)
-        assert np.array_equal(sums[0], sums[1])
-
-    def test_parts_are_added_in_pairs(self) -> None:
-        parts: Array = np.array([2**24, 1, 1, -(2**24), 3], np.float32)
-        pairs = (parts[0] + parts[1]) + (parts[2] + parts[3])
-        assert add_up([*parts]) == pairs + parts[4]
-        assert add_up([*parts]) != sum(parts)
-        assert add_up([*parts[:1]]) == parts[0]
-
     def test_values_that_are_not_finite_become_zero(self, form: Geometry) -> None:
         columns = form.value_columns + form.rope_columns
         rows = floats(5, TILE, columns).astype(BF16)
@@ -143,9 +91,7 @@ class TestMasks:
 
     @pytest.mark.parametrize(("T", "H"), [(1, 1), (9, 8), (16, 5), (20, 3), (33, 1)])
     @pytest.mark.parametrize("prefix", [0, 7])
-    def test_the_mask_decides_and_nothing_else_is_read(
-        self, form: Geometry, T: int, H: int, prefix: int
-    ) -> None:
+    def test_the_mask_decides_and_nothing_else_is_read(self, form: Geometry, T: int, H: int, prefix: int) -> None:
         mask = tree_mask(np.random.default_rng(T), T, "random")
         stride = prefix + T
         # Exactly the cells of the mask from the first tree cell on: any other read is a fault.
@@ -179,7 +125,8 @@ class TestMasks:
         T = len(mask)
         visible = np.zeros((TILE, 8 * g.softmax_tiles), bool)
         for m, column in np.ndindex(visible.shape):
-            i, j = (my_row + column) // H, token0 + m
+            tile, row = divmod(column, 8)
+            i, j = (my_row + 8 * g.softmax_stride * tile + row) // H, token0 + m
             visible[m, column] = i < T and j < T and mask[i, j]
         return visible
 
@@ -203,9 +150,7 @@ class TestSoftmax:
         assert np.isnan(d[2, 0])
         assert d[2, 1] == -2
 
-    @pytest.mark.parametrize(
-        ("value", "expected"), [(8, 0), (8.001, 1), (np.nan, 0), (-np.inf, 0), (np.inf, 1)]
-    )
+    @pytest.mark.parametrize(("value", "expected"), [(8, 0), (8.001, 1), (np.nan, 0), (-np.inf, 0), (np.inf, 1)])
     def test_exceeds_beyond_eight(self, value: float, expected: int) -> None:
         d = np.zeros((TILE, 8), np.float32)
         d[3, 5] = value
@@ -223,45 +168,30 @@ class TestSoftmax:
         with np.errstate(under="ignore"):
             assert rescale(m, np.array([-3, LOWEST, 3], np.float32)).tolist() == [0, 1, 0.25]
 
-    def test_what_a_softmax_warp_stores(self, form: Geometry) -> None:
-        g, at = form, form.shared
-        rows = 8 * g.softmax_tiles
-        p = np.abs(floats(9, g.softmax_warps, TILE, rows))
-        values = np.abs(floats(10, g.softmax_warps, rows))
-        values[0, 0] = 0
-
-        def body(ops: Any) -> None:
-            for me in range(g.softmax_warps):
-                my_tile = g.softmax_tiles * me
-                ops.store_alpha(at.alpha, values[me], my_tile)
-                ops.store_inverse(at.inverse, values[me], my_tile)
-                ops.store_weights(at.weights, p[me], my_tile)
-                ops.store_grew(at.grew + 4 * me, me % 2)
-            view = current().block.shared.view
-            flat = values.reshape(-1)[: g.rows]
-            assert np.array_equal(view(at.alpha, np.float32, (g.rows,)), flat)
-            inverse = view(at.inverse, np.float32, (g.rows,))
-            assert inverse[0] == 0
-            assert np.allclose(inverse[1:] * flat[1:], 1)
-            weights = view(at.weights, np.uint16, (g.n_tiles, TILE, 8)).view(BF16)
-            expected = p.reshape(g.softmax_warps, TILE, -1, 8).transpose(0, 2, 1, 3).reshape(-1, TILE, 8)
-            assert np.array_equal(weights, expected[: g.n_tiles].astype(BF16))
-            flags = [i % 2 for i in range(g.softmax_warps)]
-            assert view(at.grew, np.int32, (g.softmax_warps,)).tolist() == flags
-            assert ops.any_grew(at.grew) == (g.softmax_warps > 1)
-
-        inside(form, body)
+    def test_inverses_are_zero_for_rows_that_saw_nothing(self) -> None:
+        with np.errstate(divide="ignore"):
+            inverse = inverses(np.array([4, 0, 0.5, np.nan], np.float32))
+        assert inverse[:3].tolist() == [0.25, 0, 2]
+        assert np.isnan(inverse[3])
 
     @pytest.mark.parametrize("natural", [0, 1])
     def test_lse_of_full_empty_and_poisoned_rows(self, natural: int) -> None:
-        m = np.array([3, LOWEST, 1, 5, 9, 9, 9, 9], np.float32)
-        sums = np.array([4, 0, np.nan, 1, 1, 1, 1, 1], np.float32)
-        lse = np.full(20, 77, np.float32)
+        """A row tile of the warp ends with the request; of the next, softmax_stride tiles on, no row is there."""
+        m = np.array([3, LOWEST, 1, 5, 9, 9, 9, 9] * ODD.softmax_tiles, np.float32)
+        sums = np.array([4, 0, np.nan, 1, 1, 1, 1, 1] * ODD.softmax_tiles, np.float32)
+        lse = np.full(100, 77, np.float32)
         memory = GlobalMemory()
         address = memory.add("lse", lse)
-        inside(ODD, lambda ops: ops.store_lse(address, 6, m, sums, 8, 12, natural), memory=memory)
+        second = 8 + 8 * ODD.softmax_stride
+        rows = second + 4
+        inside(ODD, lambda ops: ops.store_lse(address, 6, m, sums, 8, rows, natural), memory=memory)
         unit = np.log(2) if natural else 1
-        assert np.allclose(lse[[14, 17]], [5 * unit, 5 * unit])
-        assert np.isneginf(lse[15])
-        assert np.isnan(lse[16])
-        assert (lse[[13, 18]] == 77).all()
+        for row, there in ((8, 8), (second, 4)):
+            found = lse[6 + row : 6 + row + 8]
+            assert np.allclose(found[[0, 3]], [5 * unit, 5 * unit])
+            assert np.isneginf(found[1])
+            assert np.isnan(found[2])
+            assert (found[there:] == 77).all()
+        assert (lse[: 6 + 8] == 77).all()
+        assert (lse[6 + 16 : 6 + second] == 77).all()
+        assert (lse[6 + rows :] == 77).all()

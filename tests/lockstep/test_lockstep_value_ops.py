@@ -48,20 +48,22 @@ class TestValues:
         width = 16 * g.m_tiles
         o = floats(14, g.rows, width)
         alpha = np.abs(floats(15, g.rows))
-        grew = np.arange(8, dtype=np.int32) % 2
-        grown = np.repeat(grew, 8 * g.softmax_tiles)[: g.rows]
+        # Of the softmax warps of both blocks, in the order of their first row tiles.
+        grew = np.arange(g.softmax_stride, dtype=np.int32) % 2
+        grown = np.repeat(grew[np.arange(g.n_tiles) % g.softmax_stride], 8)
         weights = p.astype(np.float64).transpose(0, 2, 1).reshape(g.rows, TILE)
 
         def body(ops: Any) -> None:
             put_stage(g, rows)
             put(at.weights, p.view(np.uint16))
-            put(at.grew, grew)
             put(at.alpha, np.where(grown, alpha, np.float32(np.nan)))
+            put(at.alpha + 4 * g.rows, np.stack([grew, np.full_like(grew, -1)], axis=1))
             for me in range(g.value_warps):
                 exact = o + weights @ rows[:, width * me : width * (me + 1)].astype(np.float64)
                 assert np.allclose(ops.accumulate(o, at.stage, at.weights, me), exact, rtol=1e-5, atol=1e-5)
             factor = np.where(grown, alpha, np.float32(1))
-            assert np.array_equal(ops.scale_o(o, at.alpha, at.grew), o * factor[:, None])
+            assert ops.any_grew(at.alpha) == grew.any()
+            assert np.array_equal(ops.scale_o(o, at.alpha), o * factor[:, None])
             assert ops.zero_o().shape == o.shape
 
         inside(form, body)

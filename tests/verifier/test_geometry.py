@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, WARP
+from verify_numba.geometry import CLUSTER_FORMS, INVERSE_BUFFERS, SINGLE_FORMS, WARP, WEIGHTS_AHEAD
 
 FORMS = (*CLUSTER_FORMS, *SINGLE_FORMS)
 M_TILE = 16
@@ -82,12 +82,40 @@ def test_six_value_warps_have_uneven_shares():
         assert (g.m_tiles, g.value_columns // M_TILE % g.m_tiles) == ((3, 1) if g.cluster == 2 else (6, 2))
 
 
-def test_every_row_tile_is_one_softmax_warps_and_at_most_one_is_not_there(g):
-    """The operations of a softmax warp know one row tile at most that may not be there: the last warp's last."""
-    missing = g.softmax_tiles * g.softmax_warps - g.n_tiles
-    assert missing in (0, 1)
-    assert missing < g.softmax_tiles
-    assert g.softmax_warps <= 8, "flags of a weight buffer"
+def row_tiles(g):
+    """Row tiles of each softmax warp, by its block and its number."""
+    return {
+        (rank, me): range(g.cluster * me + rank, g.n_tiles, g.softmax_stride)
+        for rank in range(g.cluster)
+        for me in range(g.softmax_warps)
+    }
+
+
+def test_every_row_tile_is_one_softmax_warps_of_the_block_whose_turn_it_is(g):
+    tiles = row_tiles(g)
+    assert sorted(tile for mine in tiles.values() for tile in mine) == list(range(g.n_tiles))
+    assert all(tile % g.cluster == rank for (rank, _), mine in tiles.items() for tile in mine)
+    assert max(sum(len(tiles[rank, me]) for me in range(g.softmax_warps)) for rank in range(g.cluster)) == g.own_tiles
+
+
+def test_at_most_one_row_tile_of_a_softmax_warp_is_not_there(g):
+    """Its operations know one that may not be there: the last."""
+    counts = {len(mine) for mine in row_tiles(g).values()}
+    assert max(counts) == g.softmax_tiles
+    assert min(counts) >= g.softmax_tiles - 1
+
+
+def test_the_lanes_of_a_warp_do_for_a_note_and_for_its_flags(g):
+    """A softmax warp posts four lanes a row tile and one for the flag; a value warp reads a flag a lane."""
+    assert 4 * g.softmax_tiles + 1 <= WARP
+    assert g.softmax_stride <= WARP
+
+
+def test_no_note_or_weight_that_a_partner_may_send_is_too_few(g):
+    """A softmax warp posts tile t once its value warps are done with t - WEIGHTS_AHEAD, so the partner's softmax warps
+    have posted that, for which their value warps were done with WEIGHTS_AHEAD tiles before. One request likewise."""
+    assert g.weight_buffers >= g.cluster * WEIGHTS_AHEAD
+    assert INVERSE_BUFFERS >= g.cluster
 
 
 def test_every_score_warp_has_whole_row_tiles_and_whole_loads_of_columns(g):

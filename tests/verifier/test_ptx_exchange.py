@@ -1,0 +1,244 @@
+"""What the blocks of a cluster hand each other, as PTX does it: the words, their places, and the bytes expected."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ptx_lanes import WORD, ZERO, Effects, Pair, Sum, run_warp
+
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, Geometry
+from verify_numba.gpu.spec import CLUSTER_MIN_CC
+from verify_numba.lockstep.exchange_ops import tiles_of_block, tiles_of_warp
+
+cuda = pytest.importorskip("numba.cuda", reason="compiling kernels needs numba-cuda")
+
+BOTH = (*CLUSTER_FORMS, *SINGLE_FORMS)
+FORMS = pytest.mark.parametrize("g", BOTH, ids=lambda g: g.name)
+CLUSTERS = pytest.mark.parametrize("g", CLUSTER_FORMS, ids=lambda g: g.name)
+OWN, PARTNER, PLACE, BAR, REACH = 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20
+"""Addresses that cannot be taken for one another; REACH leads from one block's shared memory to the other's."""
+
+
+@functools.cache
+def compiled(g: Geometry, name: str) -> str:
+    """PTX of a kernel that does one thing; see `KERNELS`."""
+    from numba import types
+
+    from verify_numba.ptx import ptx_ops
+
+    i32, f32 = types.int32, types.float32
+    kernel, tile, integers = KERNELS[name](ptx_ops(g), g)
+    signature = (*([types.UniTuple(f32, tile)] if tile else []), *[i32] * integers)
+    cc = CLUSTER_MIN_CC if g.cluster == 2 else (8, 0)
+    ptx, _ = cuda.compile(kernel, signature, cc=cc, output="ptx", device=False, abi="numba")
+    return ptx if isinstance(ptx, str) else ptx.decode()
+
+
+def _note(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    post_note = ops.post_note
+
+    def kernel(factors, note, flag, my_tile, bar, reach):
+        post_note(note, factors, flag, my_tile, bar, reach)
+
+    return kernel, 2 * g.softmax_tiles, 5
+
+
+def _weights(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    post_weights = ops.post_weights
+
+    def kernel(p, place, my_tile, bar, reach):
+        post_weights(place, p, my_tile, bar, reach)
+
+    return kernel, 4 * g.softmax_tiles, 4
+
+
+def _expected(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    note_from_partner, weights_from_partner = ops.note_from_partner, ops.weights_from_partner
+    arrive_expecting = ops.arrive_expecting
+
+    def kernel(bar, me, rank):
+        arrive_expecting(bar, note_from_partner(me, rank))
+        arrive_expecting(bar, weights_from_partner(me, rank))
+
+    return kernel, 0, 3
+
+
+def _deliver(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    deliver = ops.deliver
+
+    def kernel(products, own, partner, bar, reach, group, rank):
+        deliver(products, own, partner, bar, reach, group, rank)
+
+    return kernel, 4 * g.group_tiles, 6
+
+
+def _arm(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    arm_scores = ops.arm_scores
+
+    def kernel(bar, me, rank):
+        arm_scores(bar, me, rank)
+
+    return kernel, 0, 3
+
+
+def _gather(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    """The scores that are gathered, posted as if they were weights."""
+    gather_scores, post_weights = ops.gather_scores, ops.post_weights
+
+    def kernel(scores, partner, me, rank, place, my_tile, bar, reach):
+        post_weights(place, gather_scores(scores, partner, me, rank), my_tile, bar, reach)
+
+    return kernel, 0, 8
+
+
+KERNELS = {
+    "note": _note, "weights": _weights, "expected": _expected,
+    "deliver": _deliver, "arm": _arm, "gather": _gather,
+}  # fmt: skip
+
+
+def warps(g: Geometry) -> list[tuple[int, int, int]]:
+    """(rank, me, first row tile) of every softmax warp of the cluster."""
+    return [(rank, me, g.cluster * me + rank) for rank in range(g.cluster) for me in range(g.softmax_warps)]
+
+
+def run(
+    g: Geometry, name: str, integers: Sequence[int], tile: Callable[[int], Sequence[Any]] = lambda _: ()
+) -> Effects:
+    return run_warp(compiled(g, name), lambda lane: [*tile(lane), *integers])
+
+
+def arrived(g: Geometry, effects: Effects, there: int = PLACE) -> dict[int, Any]:
+    """What was stored in this block and, in a cluster, sent to the same place of the partner's."""
+    assert {at - REACH: word for at, word in effects.sent.items()} == (effects.stored if g.cluster == 2 else {})
+    assert effects.counted_at == ({BAR + REACH} if effects.sent else set())
+    return {at - there: word for at, word in effects.stored.items()}
+
+
+@FORMS
+def test_a_note_has_the_factors_of_the_warps_rows_and_a_flag(g: Geometry) -> None:
+    """Rows 2 t, 2 t + 1 of a row tile are with lanes t of four."""
+    for _, _, first in warps(g):
+        effects = run(
+            g, "note", [PLACE, 77, first, BAR, REACH], lambda lane: [(lane % 4, i) for i in range(2 * g.softmax_tiles)]
+        )
+        found = arrived(g, effects)
+        flag = 4 * g.rows + 8 * first
+        assert found.pop(flag) == 77
+        found.pop(flag + 4)  # what fills up the eight bytes
+        expected = {
+            4 * (8 * tile + row): (row // 2, 2 * n + row % 2)
+            for n, tile in enumerate(tiles_of_warp(g, first))
+            for row in range(8)
+        }
+        assert found == expected
+
+
+@FORMS
+def test_weights_lie_by_row_tile_token_and_row(g: Geometry) -> None:
+    def tile(lane: int) -> list[tuple[int, int, int]]:
+        """(n, token, row) of each register of an accumulator."""
+        return [(e // 4, lane // 4 + 8 * (e % 4 // 2), 2 * (lane % 4) + e % 2) for e in range(4 * g.softmax_tiles)]
+
+    for _, _, first in warps(g):
+        found = arrived(g, run(g, "weights", [PLACE, first, BAR, REACH], tile))
+        assert found == {
+            256 * tile + 16 * token + 2 * row: Pair((n, token, row), (n, token, row + 1))
+            for n, tile in enumerate(tiles_of_warp(g, first))
+            for token in range(16)
+            for row in range(0, 8, 2)
+        }
+
+
+@CLUSTERS
+@pytest.mark.parametrize("lanes_arrive", [False, True])
+def test_a_softmax_warp_expects_what_its_partner_sends(g: Geometry, lanes_arrive: bool) -> None:
+    """Warp by warp, those without any row tile included; one lane announces it, whether or not others arrive too."""
+    g = replace(g, lanes_arrive=lanes_arrive)
+    for rank, me, first in warps(g):
+        partner = first + 1 - 2 * rank
+        note = run(g, "note", [PLACE, 1, partner, BAR, REACH], lambda _: [0] * 2 * g.softmax_tiles)
+        weights = run(g, "weights", [PLACE, partner, BAR, REACH], lambda _: [0] * 4 * g.softmax_tiles)
+        expected = run(g, "expected", [BAR, me, rank])
+        note_bytes = WORD * len(note.sent)
+        assert expected.expected == [note_bytes, note_bytes + WORD * len(weights.sent)]
+        assert expected.arrivals == 2 * g.arrivals(1)
+
+
+@FORMS
+def test_each_row_tile_of_scores_goes_to_the_block_that_it_is_for(g: Geometry) -> None:
+    for rank in range(g.cluster):
+        stored: dict[int, Any] = {}
+        sent: dict[int, Any] = {}
+        for group in range(g.groups):
+
+            def tile(lane: int, group: int = group) -> list[tuple[int, int, int]]:
+                return [(g.group_tiles * group + e // 4, lane, e % 4) for e in range(4 * g.group_tiles)]
+
+            effects = run(g, "deliver", [OWN, PARTNER, BAR, REACH, group, rank], tile)
+            assert effects.counted_at <= {BAR + REACH}
+            stored |= {at - OWN: word for at, word in effects.stored.items()}
+            sent |= {at - PARTNER - REACH: word for at, word in effects.sent.items()}
+        assert stored == parts_of(g, rank)
+        assert sent == (parts_of(g, 1 - rank) if g.cluster == 2 else {})
+
+
+def parts_of(g: Geometry, rank: int) -> dict[int, Any]:
+    """A part of the scores of a block's row tiles, as it lies in that block."""
+    return {
+        512 * i + 16 * lane + 4 * e: (tile, lane, e)
+        for i, tile in enumerate(tiles_of_block(g, rank))
+        for lane in range(32)
+        for e in range(4)
+    }
+
+
+@CLUSTERS
+def test_a_block_announces_the_parts_that_its_partner_sends(g: Geometry) -> None:
+    """In one lane of its first softmax warp."""
+    for rank in range(2):
+        sent = sum(
+            WORD
+            * len(
+                run(g, "deliver", [OWN, PARTNER, BAR, REACH, group, 1 - rank], lambda _: [0] * 4 * g.group_tiles).sent
+            )
+            for group in range(g.groups)
+        )
+        assert run(g, "arm", [BAR, 0, rank]).expected == [g.k_groups * sent]
+        assert run(g, "arm", [BAR, 0, rank]).arrivals == 1
+        assert not any(run(g, "arm", [BAR, me, rank]).arrivals for me in range(1, g.softmax_warps))
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for term in value.terms for leaf in leaves(term)] if isinstance(value, Sum) else [value]
+
+
+@FORMS
+def test_scores_are_gathered_from_all_parts_of_the_blocks(g: Geometry) -> None:
+    blocks = (OWN, PARTNER) if g.cluster == 2 else (OWN,)
+    areas = [block + g.score_bytes * part for block in blocks for part in range(g.k_groups)]
+    for rank, me, first in warps(g):
+        found = arrived(g, run(g, "gather", [OWN, PARTNER, me, rank, PLACE, first, BAR, REACH]))
+        assert len(found) == 64 * len(tiles_of_warp(g, first))
+        for tile in tiles_of_warp(g, first):
+            for lane in range(32):
+                for half in range(2):
+                    pair = found[256 * tile + 128 * half + 4 * lane]
+                    for e, value in enumerate((pair.low, pair.high)):
+                        place = 512 * (tile // g.cluster) + 16 * lane + 4 * (2 * half + e)
+                        assert sorted(leaf.address for leaf in leaves(value)) == [area + place for area in areas]
+
+
+@pytest.mark.parametrize("g", [g for g in BOTH if g.n_tiles % g.softmax_stride], ids=lambda g: g.name)
+def test_scores_of_a_row_tile_that_is_not_there_are_zero(g: Geometry) -> None:
+    """Seen where the first warp of all, which has every row tile, would put its last."""
+    incomplete = [(rank, me) for rank, me, first in warps(g) if len(tiles_of_warp(g, first)) < g.softmax_tiles]
+    assert incomplete
+    for rank, me in incomplete:
+        found = arrived(g, run(g, "gather", [OWN, PARTNER, me, rank, PLACE, 0, BAR, REACH]))
+        last = 256 * g.softmax_stride * (g.softmax_tiles - 1)
+        assert {found[last + WORD * word] for word in range(64)} == {Pair(ZERO, ZERO)}
