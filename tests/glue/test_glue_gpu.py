@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def gpu_slot(mode, calls, **more):
     )
 
 
-def captured(slot, calls):
+def captured(slot, calls, after_each=lambda: None):
     """The calls of one step as a graph, after the eager warm-up that SGLang does too."""
     for call in calls:
         assert slot(*call)
@@ -66,7 +67,35 @@ def captured(slot, calls):
     with torch.cuda.graph(graph):
         for call in calls:
             assert slot(*call)
+            after_each()
     return graph
+
+
+class Reader(threading.Thread):
+    """Reads a slot's counters again and again. Its pauses leave the GIL to the thread that captures: without them each
+    of that thread's few hundred calls into torch would wait for it, for many milliseconds where the CPUs are busy."""
+
+    PAUSE_S, LIMIT_S = 0.001, 60.0
+
+    def __init__(self, slot):
+        super().__init__(daemon=True)
+        self._slot, self._stop_it, self.reads = slot, threading.Event(), 0
+
+    def run(self):
+        while not self._stop_it.wait(self.PAUSE_S):
+            self._slot.counters.snapshot()
+            self.reads += 1
+
+    def wait_for_a_whole_read(self):
+        """Returns after a read that began after this call."""
+        wanted, deadline = self.reads + 2, time.monotonic() + self.LIMIT_S
+        while self.reads < wanted:
+            assert self.is_alive() and time.monotonic() < deadline
+            time.sleep(self.PAUSE_S)
+
+    def stop(self):
+        self._stop_it.set()
+        self.join(self.LIMIT_S)
 
 
 @pytest.mark.parametrize("mode", [Mode.ON, Mode.VALIDATE])
@@ -131,21 +160,16 @@ def test_serving_synchronises_nowhere(mode):
 def test_reading_while_a_graph_is_captured_does_not_disturb_it():
     calls = gpu_calls(2)
     slot = gpu_slot(Mode.VALIDATE, calls)
-    stop = threading.Event()
-
-    def read():
-        while not stop.is_set():
-            slot.counters.snapshot()
-
-    reader = threading.Thread(target=read)
+    reader = Reader(slot)
     reader.start()
     try:
-        graph = captured(slot, calls)  # in the mode in which any CUDA call of another thread ends the capture
+        # In the mode in which any CUDA call of another thread ends the capture.
+        graph = captured(slot, calls, after_each=reader.wait_for_a_whole_read)
         graph.replay()
         torch.cuda.synchronize()
     finally:
-        stop.set()
-        reader.join()
+        reader.stop()
+    assert not reader.is_alive()
     assert slot.counters.snapshot()["steps"]["graph"] == 1
 
 

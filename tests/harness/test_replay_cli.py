@@ -147,7 +147,7 @@ def test_a_case_without_captured_output_in_table_and_json(fake, tmp_path, capsys
 def test_the_default_is_the_shipped_manifest(fake, tmp_path):
     code, result = replay_json(tmp_path)
     assert code == 0
-    assert len(result["cases"]) == 9
+    assert len(result["cases"]) == 10
     assert "ngram-bs1-t9-prefix319-layer0" in {case["name"] for case in result["cases"]}
 
 
