@@ -18,12 +18,11 @@ from verify_numba.lockstep.machine import Warp
 
 
 def role_of(g: Geometry, warp: Warp) -> str:
-    place = g.place(warp.index)
-    if place < g.value_warps:
+    if warp.index < g.value_warps:
         return "value"
-    if place < g.first_softmax_warp:
+    if warp.index < g.first_softmax_warp:
         return "score"
-    return "softmax" if place < g.first_copy_warp else "copy"
+    return "softmax" if warp.index < g.first_copy_warp else "copy"
 
 
 @contextmanager

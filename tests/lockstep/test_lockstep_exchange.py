@@ -10,8 +10,8 @@ import pytest
 
 from tests.cases import make_batch
 from tests.lockstep.support import Array, inside, run
-from tests.lockstep.tiles import BF16, floats
-from verify_numba.geometry import CLUSTER_FORMS, PARTNER_BUFFERS, SINGLE_FORMS, TILE, Geometry
+from tests.lockstep.tiles import BF16, floats, notes_of
+from verify_numba.geometry import CLUSTER_FORMS, PARTNER_BUFFERS, SINGLE_FORMS, TILE, WARP, Geometry
 from verify_numba.lockstep.control_ops import barrier_rings
 from verify_numba.lockstep.exchange_ops import add_up, tiles_of_block, tiles_of_warp
 from verify_numba.lockstep.machine import Block, Warp, current
@@ -52,8 +52,10 @@ def deliver_all(g: Geometry, ops: Any, parts: Array, rank: int, bar: int) -> Non
     """What all score warps of a block hand over for one tile: `parts` is [k_groups, 16, rows]."""
     at = g.shared
     for group, part in np.ndindex(g.groups, g.k_groups):
-        mine = parts[part, :, 8 * g.group_tiles * group :][:, : 8 * g.group_tiles]
-        ops.deliver(mine, at.scores + g.score_bytes * part, at.partner + g.score_bytes * part, bar, 0, group, rank)
+        first = g.group_tiles * group
+        mine = parts[part, :, 8 * first :][:, : 8 * g.group_tiles]
+        deliver = ops.deliver_even if first % g.cluster == rank else ops.deliver_odd
+        deliver(mine, at.scores + g.score_bytes * part, at.partner + g.score_bytes * part, bar, first)
         ops.arrive(bar)
 
 
@@ -123,14 +125,13 @@ def test_weights_and_notes_of_every_row_arrive_at_both_blocks(form: Geometry) ->
             tile = weights.transpose(1, 0, 2).reshape(TILE, -1)
             ops.post_note(at.alpha, rows.ravel(), int(flags[first]), first, at.weights_full, 0)
             ops.post_weights(at.weights, tile, first, at.weights_full, 0)
-            ops.arrive_expecting(at.weights_full, ops.weights_from_partner(me, rank))
+            ops.arrive_expecting(at.weights_full, 4 * WARP + ops.weights_from_partner(me, rank))
         ops.wait_cluster(at.weights_full, 0)
         view = warp.block.shared.view
         assert np.array_equal(view(at.weights, np.uint16, p.shape).view(BF16), p.astype(BF16))
-        assert np.array_equal(view(at.alpha, np.float32, factors.shape), factors)
-        found = view(at.alpha + 4 * g.rows, np.int32, (g.softmax_stride, 2))
-        assert found[:, 0].tolist() == flags.tolist()
-        assert at.alpha + 4 * g.rows + found.nbytes == at.alpha + g.note_bytes
+        expected = notes_of(g, factors, flags)
+        assert expected.nbytes == g.note_bytes
+        assert np.array_equal(view(at.alpha, np.float32, expected.shape), expected, equal_nan=True)
         assert ops.any_grew(at.alpha) == (g.softmax_stride > 1)
 
     inside(g, body)
@@ -144,28 +145,27 @@ def test_both_blocks_multiply_by_the_same_weights_and_factors(g: Geometry) -> No
     def change(ops: SimpleNamespace) -> None:
         accumulate, store_out = ops.accumulate, ops.store_out
 
-        def note(*regions: tuple[int, int]) -> None:
+        def note(offset: int, size: int) -> None:
             block = current().block
-            for offset, size in regions:
-                seen[block.x].append(bytes(block.shared.data[offset : offset + size]))
+            seen[block.x].append(bytes(block.shared.data[offset : offset + size]))
 
         def product(o: Array, stage: int, weights: int, me: int) -> Array:
             if me == 0:
                 alpha = g.shared.alpha + (weights - g.shared.weights) // g.weight_bytes * g.note_bytes
-                flags = (alpha + 4 * g.rows, 8 * g.softmax_stride)
-                note((weights, g.weight_bytes), flags, (alpha, 4 * g.rows))
+                note(weights, g.weight_bytes)
+                note(alpha, g.note_bytes)
             result: Array = accumulate(o, stage, weights, me)
             return result
 
         def stored(o: Array, inverse: int, *rest: int) -> None:
             if rest[-1] == 0:
-                note((inverse, 4 * g.rows))
+                note(inverse, g.note_bytes)
             store_out(o, inverse, *rest)
 
         ops.accumulate, ops.store_out = product, stored
 
     run(BATCH, g, workers=1, seed=3, adversarial=True, change=change)
-    assert len(seen[0]) >= 3 * TILES + BATCH.bs
+    assert len(seen[0]) >= 2 * TILES + BATCH.bs
     assert seen[0] == seen[1]
 
 
@@ -199,8 +199,8 @@ def test_a_softmax_warp_expects_what_its_partner_sends(g: Geometry, monkeypatch:
             ops.post_note(at.alpha, state, 1, first, at.weights_full, 0)
             ops.post_weights(at.weights, tile, first, at.weights_full, 0)
             assert sent.bytes == {
-                (partner, "inverse_full"): ops.note_from_partner(me, partner),
-                (partner, "weights_full"): ops.weights_from_partner(me, partner),
+                (partner, "inverse_full"): 4 * WARP,
+                (partner, "weights_full"): 4 * WARP + ops.weights_from_partner(me, partner),
             }
 
     inside(g, body)
@@ -268,15 +268,14 @@ def test_what_a_block_sends_goes_to_its_partner_alone(g: Geometry, monkeypatch: 
 
     monkeypatch.setattr(Warp, "write_async", send)
     run(BATCH, g, workers=1)
-    nothing = {(rank, "scores_full") for rank in range(2) if not tiles_of_block(g, rank)}
-    assert used == {(rank, ring) for rank in range(2) for ring in rings} - nothing
+    assert used == {(rank, ring) for rank in range(2) for ring in rings}
 
 
 def test_every_form_has_room_for_what_is_under_way(form: Geometry) -> None:
-    """Rings are indexed by the lower bits of a count, and lie where nothing else does."""
+    """Rings lie where nothing else does; the one of scores is indexed by the lower bits of a count."""
     g, at = form, form.shared
-    for length in (PARTNER_BUFFERS, g.weight_buffers):
-        assert length & (length - 1) == 0
+    assert PARTNER_BUFFERS & (PARTNER_BUFFERS - 1) == 0
+    assert at.full - at.inverse >= g.inverse_buffers * g.note_bytes
     assert at.alpha - at.weights >= g.weight_buffers * g.weight_bytes
     assert at.inverse - at.alpha >= g.weight_buffers * g.note_bytes
     assert at.weights - at.partner >= (g.cluster - 1) * PARTNER_BUFFERS * g.k_groups * g.score_bytes

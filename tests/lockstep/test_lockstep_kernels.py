@@ -189,7 +189,7 @@ def test_slots_beyond_32_bit_offsets() -> None:
     pool = np.zeros((far + len(batch.kv_pool), 1, D_QK), batch.kv_pool.dtype)
     pool[far:] = batch.kv_pool
     moved = replace(batch, kv_pool=pool, kv_indices=batch.kv_indices + far)
-    for g in (BY_NAME["cluster8"], BY_NAME["single8"]):
+    for g in (BY_NAME["cluster16"], BY_NAME["single8"]):
         assert run(moved, g).same_bits(run(batch, g))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.cases import make_batch
 from tests.lockstep.schedules import is_noticed, starving
 from tests.lockstep.support import Array, Change, run
-from verify_numba.geometry import CLUSTER_FORMS, WEIGHTS_AHEAD, Geometry
+from verify_numba.geometry import CLUSTER_FORMS, PARTNER_BUFFERS, SINGLE_FORMS, Geometry
 from verify_numba.lockstep import RaceError
 from verify_numba.lockstep.machine import Warp, current
 
@@ -41,17 +42,21 @@ def squeeze_scores(g: Geometry, buffers: int) -> Change:
     at, size = g.shared.partner, g.k_groups * g.score_bytes
 
     def change(ops: SimpleNamespace) -> None:
-        deliver, gather_scores = ops.deliver, ops.gather_scores
+        gather_scores = ops.gather_scores
         sent, read = Turns(), Turns()
 
-        def deliver_squeezed(products: Array, own: int, partner: int, *rest: int) -> None:
-            deliver(products, own, at + size * (sent.next() % buffers) + (partner - at) % size, *rest)
+        def squeezed(deliver: Callable[..., None]) -> Callable[..., None]:
+            def deliver_squeezed(products: Array, own: int, partner: int, *rest: int) -> None:
+                deliver(products, own, at + size * (sent.next() % buffers) + (partner - at) % size, *rest)
+
+            return deliver_squeezed
 
         def gather_squeezed(scores: int, partner: int, *rest: int) -> Array:
             whole: Array = gather_scores(scores, at + size * (read.next() % buffers), *rest)
             return whole
 
-        ops.deliver, ops.gather_scores = deliver_squeezed, gather_squeezed
+        ops.deliver_even, ops.deliver_odd = squeezed(ops.deliver_even), squeezed(ops.deliver_odd)
+        ops.gather_scores = gather_squeezed
 
     return change
 
@@ -107,37 +112,33 @@ def squeeze_inverses(g: Geometry, buffers: int) -> Change:
     return change
 
 
-def scores_needed(g: Geometry) -> int:
-    """Where a block has no row tile, its scores wait for no scores of the partner's, only for weights."""
-    return 2 if g.n_tiles > 1 else 2 * WEIGHTS_AHEAD
-
-
 RINGS = [
-    ("scores_full", squeeze_scores, scores_needed, "softmax"),
-    ("weights_full", squeeze_weights, lambda g: 2 * WEIGHTS_AHEAD, "value"),
-    ("inverse_full", squeeze_inverses, lambda g: 2, "value"),
+    ("scores_full", squeeze_scores, lambda g: PARTNER_BUFFERS, "softmax"),
+    ("weights_full", squeeze_weights, lambda g: g.weight_buffers, "value"),
+    ("inverse_full", squeeze_inverses, lambda g: g.inverse_buffers, "value"),
 ]
-"""The barrier that counts what arrives, the fewest buffers, and who must be late for fewer to be overwritten."""
-EACH = pytest.mark.parametrize(("bar", "squeeze", "fewest", "late"), RINGS, ids=[bar for bar, *_ in RINGS])
+"""The barrier that counts what arrives, the buffers there are, which are the fewest that do, and who must be late for
+fewer to be overwritten."""
+EACH = pytest.mark.parametrize(("bar", "squeeze", "buffers", "late"), RINGS, ids=[bar for bar, *_ in RINGS])
 
 
 @FORMS
 @EACH
-def test_a_shorter_ring_is_overwritten(g: Geometry, bar: str, squeeze: Any, fewest: Any, late: str) -> None:
+def test_a_shorter_ring_is_overwritten(g: Geometry, bar: str, squeeze: Any, buffers: Any, late: str) -> None:
     """As the checker of races sees it in some order of the warps, whatever comes out."""
     with pytest.raises(RaceError, match=f"a copy that completes at {bar}"):
         for seed in range(SEEDS):
             for rank in range(g.cluster):
                 with starving(g, late, rank):
-                    run(BATCH, g, workers=1, seed=seed, check_races=True, change=squeeze(g, fewest(g) - 1))
+                    run(BATCH, g, workers=1, seed=seed, check_races=True, change=squeeze(g, buffers(g) - 1))
 
 
 @FORMS
 @EACH
-def test_what_a_shorter_ring_gives_is_wrong(g: Geometry, bar: str, squeeze: Any, fewest: Any, late: str) -> None:
+def test_what_a_shorter_ring_gives_is_wrong(g: Geometry, bar: str, squeeze: Any, buffers: Any, late: str) -> None:
     expected = run(BATCH, g, workers=1)
     assert any(
-        is_noticed(BATCH, g, expected, late, rank, seed, change=squeeze(g, fewest(g) - 1))
+        is_noticed(BATCH, g, expected, late, rank, seed, change=squeeze(g, buffers(g) - 1))
         for seed in range(SEEDS)
         for rank in range(g.cluster)
     )
@@ -145,12 +146,21 @@ def test_what_a_shorter_ring_gives_is_wrong(g: Geometry, bar: str, squeeze: Any,
 
 @FORMS
 @EACH
-def test_as_many_as_needed_are_enough(g: Geometry, bar: str, squeeze: Any, fewest: Any, late: str) -> None:
+def test_as_many_as_needed_are_enough(g: Geometry, bar: str, squeeze: Any, buffers: Any, late: str) -> None:
     """So it is the missing buffer that the tests above find fault with."""
     expected = run(BATCH, g, workers=1)
     for rank in range(g.cluster):
         for adversarial in (False, True):
             options = {"seed": rank, "adversarial": adversarial, "check_races": True}
             with starving(g, late, rank):
-                found = run(BATCH, g, workers=1, change=squeeze(g, fewest(g)), **options)
+                found = run(BATCH, g, workers=1, change=squeeze(g, buffers(g)), **options)
             assert found.same_bits(expected)
+
+
+@pytest.mark.parametrize("g", SINGLE_FORMS, ids=lambda g: g.name)
+def test_a_block_alone_needs_every_buffer_of_weights(g: Geometry) -> None:
+    """So far ahead its softmax warps may be."""
+    with pytest.raises(RaceError, match="shared byte"):
+        for seed in range(SEEDS):
+            with starving(g, "value", 0):
+                run(BATCH, g, workers=1, seed=seed, check_races=True, change=squeeze_weights(g, g.weight_buffers - 1))

@@ -19,10 +19,10 @@ UNEVEN = [g for g in FORMS if g.uneven_columns]
 """The last value warp multiplies columns that are not there."""
 
 
-def test_warps_take_the_roles_of_their_places(form: Geometry) -> None:
-    """The kernel works the place out by itself, and hands each role its number within the role."""
+def test_roles_follow_one_another_in_the_order_of_warps(form: Geometry) -> None:
+    """The kernel hands each warp its number within its role."""
     g = form
-    places: dict[str, set[tuple[int, int | None]]] = {}
+    takers: dict[str, set[tuple[int, int | None]]] = {}
 
     def note(ops: Any) -> None:
         def noted(name: str, number: int | None) -> Any:
@@ -30,7 +30,7 @@ def test_warps_take_the_roles_of_their_places(form: Geometry) -> None:
 
             def op(*args: Any) -> Any:
                 me = None if number is None else args[number]
-                places.setdefault(name, set()).add((g.place(current().index), me))
+                takers.setdefault(name, set()).add((current().index, me))
                 return original(*args)
 
             return op
@@ -40,10 +40,10 @@ def test_warps_take_the_roles_of_their_places(form: Geometry) -> None:
 
     run(make_batch(16, prefix=(50,), drafts=(9,), H=8), g, workers=1, change=note)
     warps = g.threads // 32
-    assert places["accumulate"] == {(me, me) for me in range(g.value_warps)}
-    assert {place for place, _ in places["score"]} == set(range(g.value_warps, g.first_softmax_warp))
-    assert places["gather_scores"] == {(g.first_softmax_warp + me, me) for me in range(g.softmax_warps)}
-    assert {place for place, _ in places["copy_rows"]} == set(range(g.first_copy_warp, warps))
+    assert takers["accumulate"] == {(me, me) for me in range(g.value_warps)}
+    assert {warp for warp, _ in takers["score"]} == set(range(g.value_warps, g.first_softmax_warp))
+    assert takers["gather_scores"] == {(g.first_softmax_warp + me, me) for me in range(g.softmax_warps)}
+    assert {warp for warp, _ in takers["copy_rows"]} == set(range(g.first_copy_warp, warps))
 
 
 @pytest.mark.parametrize("g", PHANTOM, ids=lambda g: g.name)

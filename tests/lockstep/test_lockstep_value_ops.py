@@ -9,7 +9,7 @@ import pytest
 
 from oracle.attention import merge as oracle_merge
 from tests.lockstep.support import inside
-from tests.lockstep.tiles import BF16, ODD, floats, put, put_stage
+from tests.lockstep.tiles import BF16, ODD, floats, notes_of, put, put_stage
 from verify_numba.dims import D_V
 from verify_numba.geometry import TILE, Geometry
 from verify_numba.lockstep import GlobalMemory
@@ -56,8 +56,7 @@ class TestValues:
         def body(ops: Any) -> None:
             put_stage(g, rows)
             put(at.weights, p.view(np.uint16))
-            put(at.alpha, np.where(grown, alpha, np.float32(np.nan)))
-            put(at.alpha + 4 * g.rows, np.stack([grew, np.full_like(grew, -1)], axis=1))
+            put(at.alpha, notes_of(g, np.where(grown, alpha, np.float32(np.nan)), grew))
             for me in range(g.value_warps):
                 exact = o + weights @ rows[:, width * me : width * (me + 1)].astype(np.float64)
                 assert np.allclose(ops.accumulate(o, at.stage, at.weights, me), exact, rtol=1e-5, atol=1e-5)
@@ -83,7 +82,7 @@ class TestValues:
 
         def body(ops: Any) -> None:
             rank = current().block.x
-            put(g.shared.inverse, inverse)
+            put(g.shared.inverse, notes_of(g, inverse, np.zeros(g.softmax_stride)))
             mine = whole[:, rank * g.value_columns :][:, : g.value_columns]
             computed = np.concatenate([mine, behind], axis=1)
             for me in range(g.value_warps):
