@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_numba.geometry import CLUSTER_FORMS, INVERSE_BUFFERS, SINGLE_FORMS, WARP, WEIGHTS_AHEAD
+from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, WARP, WEIGHTS_AHEAD
 
 FORMS = (*CLUSTER_FORMS, *SINGLE_FORMS)
 M_TILE = 16
@@ -19,16 +19,11 @@ def g(request):
     return request.param
 
 
-def test_every_warp_has_a_place_of_its_own(g):
-    warps = g.threads // WARP
-    assert sorted(map(g.place, range(warps))) == list(range(warps))
-
-
-def test_fourth_warps_come_first_where_the_form_says_so(g):
-    warps = range(g.threads // WARP)
-    fourth = [w for w in warps if w % 4 == 3] if g.fourth_first else []
-    order = sorted(warps, key=g.place)
-    assert order == fourth + [w for w in warps if w not in fourth]
+def test_every_warp_has_one_role(g):
+    """Value, score, softmax and copy warps follow one another."""
+    first = [0, g.value_warps, g.first_softmax_warp, g.first_copy_warp, g.threads // WARP]
+    counts = [end - start for start, end in zip(first, first[1:], strict=False)]
+    assert counts == [g.value_warps, g.score_warps, g.softmax_warps, g.copy_warps]
 
 
 def test_the_table_of_variants_in_the_docs(g):
@@ -42,19 +37,6 @@ def test_the_table_of_variants_in_the_docs(g):
     assert sum(warps) == g.threads // WARP
     assert (int(value[1]), int(softmax[1])) == (g.m_tiles, g.softmax_tiles)
     assert [int(size.replace(",", "")) for (size,) in sizes] == [g.max_registers, g.stages, g.shared.total]
-
-
-def test_quarters_of_a_multiprocessor_multiply_alike_where_fourth_warps_come_first():
-    """Warp w runs on quarter w % 4, and a quarter has its own tensor core."""
-    (g,) = (g for g in FORMS if g.fourth_first)
-    work = [0] * 4
-    for warp in range(g.threads // WARP):
-        place = g.place(warp)
-        if place < g.value_warps:
-            work[warp % 4] += g.m_tiles * g.n_tiles
-        elif place < g.first_softmax_warp:
-            work[warp % 4] += g.warp_k_steps * g.group_tiles
-    assert len(set(work)) == 1
 
 
 def test_every_column_is_one_value_warps(g):
@@ -98,6 +80,11 @@ def test_every_row_tile_is_one_softmax_warps_of_the_block_whose_turn_it_is(g):
     assert max(sum(len(tiles[rank, me]) for me in range(g.softmax_warps)) for rank in range(g.cluster)) == g.own_tiles
 
 
+def test_every_block_of_a_cluster_has_a_row_tile(g):
+    """Its partner's scores wait for those that it sends: the ring of scores relies on it."""
+    assert all(row_tiles(g)[rank, 0] for rank in range(g.cluster))
+
+
 def test_at_most_one_row_tile_of_a_softmax_warp_is_not_there(g):
     """Its operations know one that may not be there: the last."""
     counts = {len(mine) for mine in row_tiles(g).values()}
@@ -106,16 +93,17 @@ def test_at_most_one_row_tile_of_a_softmax_warp_is_not_there(g):
 
 
 def test_the_lanes_of_a_warp_do_for_a_note_and_for_its_flags(g):
-    """A softmax warp posts four lanes a row tile and one for the flag; a value warp reads a flag a lane."""
-    assert 4 * g.softmax_tiles + 1 <= WARP
+    """A softmax warp posts eight lanes a row tile and a flag behind them; a value warp reads a flag a lane."""
+    assert 8 * g.softmax_tiles + 1 <= WARP
     assert g.softmax_stride <= WARP
+    assert g.note_bytes == 4 * WARP * g.softmax_stride
 
 
 def test_no_note_or_weight_that_a_partner_may_send_is_too_few(g):
     """A softmax warp posts tile t once its value warps are done with t - WEIGHTS_AHEAD, so the partner's softmax warps
     have posted that, for which their value warps were done with WEIGHTS_AHEAD tiles before. One request likewise."""
     assert g.weight_buffers >= g.cluster * WEIGHTS_AHEAD
-    assert INVERSE_BUFFERS >= g.cluster
+    assert g.inverse_buffers >= g.cluster
 
 
 def test_every_score_warp_has_whole_row_tiles_and_whole_loads_of_columns(g):

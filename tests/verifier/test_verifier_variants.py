@@ -13,7 +13,7 @@ from verify_numba import Parts, Verifier
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS
 
 VARIANTS = {
-    ("cluster", 1): "cluster8", ("cluster", 3): "cluster24", ("cluster", 5): "cluster48", ("cluster", 9): "cluster72",
+    ("cluster", 2): "cluster16", ("cluster", 3): "cluster24", ("cluster", 5): "cluster48", ("cluster", 9): "cluster72",
     ("single", 1): "single8", ("single", 9): "single24",
 }  # fmt: skip
 """By form and most draft tokens, with 8 heads; `single24` has three row blocks."""
