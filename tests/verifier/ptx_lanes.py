@@ -1,20 +1,21 @@
 """Runs PTX without branches for one lane, so that addresses and bytes of an operation can be seen without a GPU.
 
-Integers are computed. Floats are symbols: whatever was given as a parameter, `Loaded` from shared memory, `Sum` or
-`Pair` of others.
+Integers are computed. Floats are symbols: whatever was given as a parameter, `Loaded` from shared memory where nothing
+is said to lie there, `Sum`, `Product` or `Pair` of others.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 STATEMENT = re.compile(r"(?:@(?P<unless>!?)(?P<guard>%?\w+)\s+)?(?P<op>[a-z][\w.:]*)\s*(?P<operands>.*)", re.DOTALL)
 ADDRESS = re.compile(r"\[(%?\w+)(?:\+(\d+))?\]")
-ZERO = 0.0
+ZERO, ONE = 0.0, 1.0
 WORD = 4
 
 
@@ -28,6 +29,11 @@ class Loaded:
 @dataclass(frozen=True)
 class Sum:
     terms: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    factors: frozenset[Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Effects:
     """Barriers that count what is sent."""
     expected: list[int] = field(default_factory=list)
     arrivals: int = 0
+    loaded: set[int] = field(default_factory=set)
+    """Addresses of the words that were read."""
 
     def put(self, words: dict[int, Any], address: int, values: Sequence[Any]) -> None:
         if address % (WORD * len(values)):
@@ -58,11 +66,14 @@ class Effects:
             words[address + WORD * i] = value
 
 
-def run_warp(ptx: str, args: Callable[[int], Sequence[Any]]) -> Effects:
-    """Runs a kernel's PTX in 32 lanes; `args(lane)` are its parameters, each element of a tile one of them."""
+def run_warp(
+    ptx: str, args: Callable[[int], Sequence[Any]], shared: Mapping[int, Any] = MappingProxyType({})
+) -> Effects:
+    """Runs a kernel's PTX in 32 lanes; `args(lane)` are its parameters, each element of a tile one of them, and
+    `shared` the words of shared memory by their address."""
     effects = Effects()
     for lane in range(32):
-        _Lane(lane, args(lane), effects).run(ptx)
+        _Lane(lane, args(lane), effects, shared).run(ptx)
     return effects
 
 
@@ -75,15 +86,16 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "xor": operator.xor,
     "shl": operator.lshift,
     "shr": operator.rshift,
+    "min": min,
 }
 COMPARE = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt}
 IGNORED = ("bar.warp.sync", "ret")
 
 
 class _Lane:
-    def __init__(self, lane: int, args: Sequence[Any], effects: Effects) -> None:
+    def __init__(self, lane: int, args: Sequence[Any], effects: Effects, shared: Mapping[int, Any]) -> None:
         self.registers: dict[str, Any] = {"%laneid": lane}
-        self.args, self.effects = args, effects
+        self.args, self.effects, self.shared = args, effects, shared
 
     def run(self, ptx: str) -> None:
         body = re.sub(r"//.*", "", ptx[ptx.index("{") + 1 : ptx.rindex("}")])
@@ -98,7 +110,7 @@ class _Lane:
 
     def value(self, text: str) -> Any:
         if text.startswith("0f"):
-            return {"0f00000000": ZERO}[text]
+            return {"0f00000000": ZERO, "0f3F800000": ONE}[text]
         return int(text) if re.fullmatch(r"-?\d+", text) else self.registers[text]
 
     def address(self, text: str) -> int:
@@ -117,7 +129,10 @@ class _Lane:
             self.registers[operands[0]] = self.args[int(re.search(r"_param_(\d+)", text)[1])]
         elif op[:2] == ["ld", "shared"]:
             at = self.address(operands[1])
-            self.registers |= {register.strip(): Loaded(at + WORD * i) for i, register in enumerate(lists[0])}
+            for i, register in enumerate(lists[0]):
+                address = at + WORD * i
+                self.registers[register.strip()] = self.shared.get(address, Loaded(address))
+                self.effects.loaded.add(address)
         elif op[:2] in (["st", "shared"], ["st", "async"]):
             values = [self.value(register.strip()) for register in lists[1]]
             words = self.effects.stored if op[1] == "shared" else self.effects.sent
@@ -142,6 +157,10 @@ class _Lane:
             return Pair(v[1], v[0])
         if op[-1] == "f32" and op[0] == "add":
             return Sum(tuple(v))
+        if op[-1] == "f32" and op[0] == "mul":
+            return Product(frozenset(v))
+        if op[0] == "vote":
+            return v[0]  # of this lane alone
         if op[0] == "mad":
             return v[0] * v[1] + v[2]
         return BINARY[op[0]](*v)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
-from ptx_lanes import WORD, ZERO, Effects, Pair, Sum, run_warp
+from ptx_lanes import ONE, WORD, ZERO, Effects, Pair, Product, Sum, run_warp
 
 from verify_numba.geometry import CLUSTER_FORMS, SINGLE_FORMS, WARP, Geometry
 from verify_numba.gpu.spec import CLUSTER_MIN_CC
@@ -96,8 +97,36 @@ def _gather(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
     return kernel, 0, 8
 
 
+def _grew(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    any_grew, arrive_expecting = ops.any_grew, ops.arrive_expecting
+
+    def kernel(note, bar):
+        arrive_expecting(bar, any_grew(note))
+
+    return kernel, 0, 2
+
+
+def _scale(ops: Any, g: Geometry) -> tuple[Callable[..., None], int, int]:
+    """O times the factors of a note, each register of a lane at its place."""
+    from verify_numba.ptx.asm import f32, i32, integer, lane_id, store_shared, tile, tile_op, unpack, void
+
+    size = 4 * g.m_tiles * g.n_tiles
+
+    def store_body(b: Any, place: Any, o: Any) -> None:
+        at = b.add(place, b.mul(lane_id(b), integer(WORD * size)))
+        for i, value in enumerate(unpack(b, o, size)):
+            store_shared(b, at, WORD * i, [value])
+
+    scale_o, store = ops.scale_o, tile_op(void, [i32, tile(f32, size)], store_body)
+
+    def kernel(o, note, place):
+        store(place, scale_o(o, note))
+
+    return kernel, size, 2
+
+
 KERNELS = {
-    "note": _note, "weights": _weights, "expected": _expected,
+    "note": _note, "grew": _grew, "scale": _scale, "weights": _weights, "expected": _expected,
     "deliver_even": _deliver(0), "deliver_odd": _deliver(1), "arm": _arm, "gather": _gather,
 }  # fmt: skip
 
@@ -108,9 +137,13 @@ def warps(g: Geometry) -> list[tuple[int, int, int]]:
 
 
 def run(
-    g: Geometry, name: str, integers: Sequence[int], tile: Callable[[int], Sequence[Any]] = lambda _: ()
+    g: Geometry,
+    name: str,
+    integers: Sequence[int],
+    tile: Callable[[int], Sequence[Any]] = lambda _: (),
+    shared: Mapping[int, Any] = MappingProxyType({}),
 ) -> Effects:
-    return run_warp(compiled(g, name), lambda lane: [*tile(lane), *integers])
+    return run_warp(compiled(g, name), lambda lane: [*tile(lane), *integers], shared)
 
 
 def arrived(g: Geometry, effects: Effects, there: int = PLACE) -> dict[int, Any]:
@@ -132,6 +165,44 @@ def test_a_note_has_the_factors_of_the_warps_rows_and_a_flag(g: Geometry) -> Non
         for n in range(g.softmax_tiles):
             expected |= {16 * (2 * n + row % 2) + 4 * (row // 2): (row // 2, 2 * n + row % 2) for row in range(8)}
         assert found == {4 * WARP * first + at: word for at, word in expected.items()}
+
+
+def posted_notes(g: Geometry, flags: Sequence[int]) -> dict[int, Any]:
+    """What all softmax warps of the cluster post, by its place: factors are named (row tile, row)."""
+    words = {}
+    for _, _, first in warps(g):
+
+        def rows(lane: int, first: int = first) -> list[tuple[int, int]]:
+            return [(first + g.softmax_stride * (i // 2), 2 * (lane % 4) + i % 2) for i in range(2 * g.softmax_tiles)]
+
+        words |= run(g, "note", [PLACE, flags[first], first, BAR, REACH], rows).stored
+    return words
+
+
+@FORMS
+@pytest.mark.parametrize("grew", [0, 1])
+def test_value_warps_find_the_factor_of_every_row(g: Geometry, grew: int) -> None:
+    """1 where the softmax warp's maxima have not grown: what it posted is unset."""
+    size, flags = 4 * g.m_tiles * g.n_tiles, [(first + grew) % 2 for first in range(g.softmax_stride)]
+    o = [("o", i) for i in range(size)]
+    found = run(g, "scale", [PLACE, OWN], lambda _: o, posted_notes(g, flags))
+    for lane in range(32):
+        for m in range(g.m_tiles):
+            for n in range(g.n_tiles):
+                for e in range(4):
+                    i = 4 * (m * g.n_tiles + n) + e
+                    factor = (n, 2 * (lane % 4) + e % 2) if flags[n % g.softmax_stride] else ONE
+                    assert found.stored[OWN + WORD * (size * lane + i)] == Product(frozenset({o[i], factor}))
+
+
+@FORMS
+def test_value_warps_look_at_every_softmax_warps_flag(g: Geometry) -> None:
+    places = set(posted_notes(g, [1] * g.softmax_stride))
+    for grown in range(g.softmax_stride):
+        notes = posted_notes(g, [int(first == grown) for first in range(g.softmax_stride)])
+        found = run(g, "grew", [PLACE, BAR], shared=notes)
+        assert found.loaded <= places
+        assert [notes[at] for at in sorted(found.loaded)] == [int(w == grown) for w in range(g.softmax_stride)]
 
 
 @FORMS
