@@ -73,6 +73,30 @@ def test_a_row_tile_that_is_not_there_decides_nothing(g: Geometry, seed: int | N
     assert len(poisoned) == g.softmax_stride * g.softmax_tiles - g.n_tiles
 
 
+@pytest.mark.parametrize("g", PHANTOM, ids=lambda g: g.name)
+def test_a_row_tile_that_is_not_there_may_have_the_scores_of_another(g: Geometry) -> None:
+    """On a GPU, of the warp's first row tile. Its rows may see other tokens, and its maxima grow then: it only rescales
+    what it would not have to."""
+    batch = make_batch(17, prefix=(50, 3), drafts=(13, 18), H=8, logit_std=30.0)
+    shared = set()
+
+    def share(ops: Any) -> None:
+        gather_scores = ops.gather_scores
+
+        def gather(scores: int, partner: int, me: int, rank: int) -> Array:
+            whole: Array = gather_scores(scores, partner, me, rank)
+            there = len(tiles_of_warp(g, g.cluster * me + rank))
+            if 0 < there < g.softmax_tiles:
+                whole[:, 8 * there :] = whole[:, :8]
+                shared.add((rank, me))
+            return whole
+
+        ops.gather_scores = gather
+
+    check(batch, run(batch, g, workers=2, change=share))
+    assert bool(shared) == (g.softmax_tiles > 1)
+
+
 @pytest.mark.parametrize("g", UNEVEN, ids=lambda g: g.name)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_columns_behind_the_last_are_in_no_result(g: Geometry, workers: int) -> None:
