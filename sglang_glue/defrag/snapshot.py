@@ -48,12 +48,10 @@ class Snapshot:
 
     def check(self) -> None:
         """Raise OwnershipError unless every slot 1..size has one owner and every row reads owned slots only."""
-        counts = np.zeros(self.size + 1, np.int64)
-        for where, slots in self._owners():
-            if slots.size and (int(slots.min()) < 1 or int(slots.max()) > self.size):
-                worst = int(slots.min()) if int(slots.min()) < 1 else int(slots.max())
-                raise OwnershipError(f"{where}: slot {worst} lies outside 1..{self.size}")
-            counts += np.bincount(slots, minlength=self.size + 1)
+        owned = np.concatenate([slots for _, slots in self._owners()])
+        if owned.size and (int(owned.min()) < 1 or int(owned.max()) > self.size):
+            raise OwnershipError(self._outside())
+        counts = np.bincount(owned, minlength=self.size + 1)  # once: a pool may be large and its owners many
         wrong = np.flatnonzero(counts[1:] != 1) + 1
         if wrong.size:
             raise OwnershipError(self._blame(int(wrong[0]), int(wrong.size)))
@@ -75,6 +73,11 @@ class Snapshot:
 
     def _owners(self) -> list[tuple[str, Slots]]:
         return [("free list", self.free), *((unit.name, unit.slots) for unit in self.units)]
+
+    def _outside(self) -> str:
+        found = ((where, s[(s < 1) | (s > self.size)]) for where, s in self._owners())
+        where, slots = next((where, s) for where, s in found if s.size)
+        return f"{where}: slot {int(slots[0])} lies outside 1..{self.size}"
 
     def _blame(self, slot: int, total: int) -> str:
         owners = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import timeit
+
 import numpy as np
 import pytest
 
-from sglang_glue.defrag.snapshot import OwnershipError, Snapshot
+from sglang_glue.defrag.snapshot import OwnershipError, Snapshot, Unit
 from tests.defrag.pools import scattered, snapshot_of, units_of
 
 
@@ -32,6 +34,16 @@ def test_the_sink_and_slots_past_the_pool_are_not_ours() -> None:
         Snapshot(3, np.array([3]), units_of([0, 1, 2]), ()).check()
     with pytest.raises(OwnershipError, match=r"free list: slot 4 lies outside 1\.\.3"):
         Snapshot(3, np.array([4]), units_of([1, 2, 3]), ()).check()
+
+
+def test_a_check_costs_the_pool_once_however_many_own_it() -> None:
+    def fastest(owners: int) -> float:
+        slots = np.arange(1, 500_001)
+        units = tuple(Unit(part, 1, -1, "some") for part in np.array_split(slots, owners))
+        snapshot = Snapshot(500_000, np.array([], np.int64), units, ())
+        return min(timeit.repeat(snapshot.check, number=1, repeat=3))
+
+    assert fastest(1000) < 20 * fastest(1), "a pass over the pool for each owner takes some hundred times as long"
 
 
 def test_a_row_that_reads_a_free_slot_is_named() -> None:
