@@ -126,9 +126,9 @@ def _cost(runs: Sequence[TierRun]) -> Table:
         "idle turns",
         "refused",
     )
-    table = Table(*names, title="What it cost (first rank)", box=None, padding=(0, 1, 0, 0))
+    table = Table(*names, title="What the churn cost (first rank)", box=None, padding=(0, 1, 0, 0))
     for run in runs:
-        report = run.last
+        report = run.churned
         if report is None:
             continue
         c = report["counters"]

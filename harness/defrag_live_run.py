@@ -37,9 +37,10 @@ class TierRun:
         return [one for one in self.result.get("series", []) if one["report"]["live_runs"]["tokens"]]
 
     @property
-    def last(self) -> Json | None:
-        """The first rank's last report."""
-        return next((r for r in self.result.get("ranks", []) if r["rank"] == "0"), None)
+    def churned(self) -> Json | None:
+        """The first rank's last report of the churn; what it did later, while steps were timed, is not in it."""
+        reports = [one["report"] for one in self.result.get("series", []) if one["seconds"] <= self.result["churn_s"]]
+        return reports[-1] if reports else None
 
 
 class TierRunner:

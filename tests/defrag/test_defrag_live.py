@@ -211,9 +211,18 @@ class TestFaults:
     def test_a_narrow_terminal_cuts_no_figure_off(self) -> None:
         moved = {"rows_moved": 44_051, "bytes_moved": 202_987_008, "longest_pause_ms": 48.8, "paused_ms": 2038.4}
         console = Console(record=True, width=80)
-        print_runs([finished("off"), finished("relocate", ranks=[report(9, **moved)])], [], 0.1, console)
+        series = [{"seconds": 8, "report": report(9, **moved)}]
+        print_runs([finished("off"), finished("relocate", series=series)], [], 0.1, console)
         text = console.export_text()
         assert "\u2026" not in text and "44051" in text and "2038" in text
+
+    def test_what_was_moved_while_steps_were_timed_is_no_cost_of_the_churn(self) -> None:
+        console = Console(record=True, width=140)
+        during, after = report(160, paused_ms=800.0), report(200, paused_ms=2400.0)
+        series = [{"seconds": 7.9, "report": during}, {"seconds": 8.4, "report": after}]
+        print_runs([finished("relocate", series=series, ranks=[after])], [], 0.1, console)
+        (row,) = [line for line in console.export_text().splitlines() if "%" in line]
+        assert "10.0%" in row and "800" in row and "2400" not in row
 
 
 class TestRunner:
