@@ -1,4 +1,4 @@
-"""The settings of defragmentation, read once from the environment and checked at start (table in docs/serving.md)."""
+"""The settings of defragmentation, read once from the environment and checked at start (table in docs/defragmentation.md)."""
 
 from __future__ import annotations
 
