@@ -1,4 +1,7 @@
-"""The settings of defragmentation, read once from the environment and checked at start (table in docs/defragmentation.md)."""
+"""The settings of defragmentation, read once from the environment and checked at start.
+
+The table of them is in docs/defragmentation.md.
+"""
 
 from __future__ import annotations
 
