@@ -58,6 +58,9 @@ class Snapshot:
         free = np.zeros(self.size + 1, bool)
         free[self.free] = True
         for i, row in enumerate(self.rows):
+            if row.size and (int(row.min()) < 1 or int(row.max()) > self.size):
+                slot = int(row[(row < 1) | (row > self.size)][0])
+                raise OwnershipError(f"live row {i} reads slot {slot}, which lies outside 1..{self.size}")
             if free[row].any():
                 raise OwnershipError(f"live row {i} reads slot {int(row[free[row]][0])}, which is free")
 

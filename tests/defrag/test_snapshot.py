@@ -51,6 +51,12 @@ def test_a_row_that_reads_a_free_slot_is_named() -> None:
         Snapshot(3, np.array([3]), units_of([1, 2]), (np.array([1, 3]),)).check()
 
 
+@pytest.mark.parametrize("slot", [-1, 0, 4])
+def test_a_row_that_reads_what_is_no_slot_is_named(slot: int) -> None:
+    with pytest.raises(OwnershipError, match=rf"live row 0 reads slot {slot}, which lies outside 1\.\.3"):
+        Snapshot(3, np.array([3]), units_of([1, 2]), (np.array([1, slot, 2]),)).check()
+
+
 def test_the_digest_sees_every_part() -> None:
     base = snapshot_of(8, [1, 2], [5, 4])
     assert base.digest() == snapshot_of(8, [1, 2], [5, 4]).digest()
