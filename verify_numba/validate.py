@@ -19,8 +19,8 @@ LONGEST = 2**31 - 1 - TILE
 """Most prefix tokens of a batch: their numbers are 32-bit in the kernels, offsets are 64-bit."""
 WIDEST = 2**31 - 16
 """Most bytes from one row of k or kv_pool to the next: the kernels multiply a 32-bit stride by a 32-bit slot."""
-MAX_SCALE = 1e38
-"""The kernels scale in float32, and in base 2."""
+MIN_SCALE, MAX_SCALE = 1e-37, 1e38
+"""The kernels scale in float32, and in base 2: what is 0 there would turn a masked key's -inf to NaN."""
 INDEX = ("int32", "int64")
 LOAD_BYTES = 16
 """What addresses and strides of q, k and kv_pool must be multiples of: as wide as the kernels load and copy."""
@@ -92,9 +92,9 @@ def check_call(
 
 def check_scale(scale: Any) -> float:
     """`sm_scale` as a float. Raises VerifyInputError."""
-    if isinstance(scale, int | float | np.floating) and 0 < scale <= MAX_SCALE:
+    if isinstance(scale, int | float | np.floating) and MIN_SCALE <= scale <= MAX_SCALE:
         return float(scale)
-    raise VerifyInputError("sm_scale", repr(scale), f"a number above 0, at most {MAX_SCALE:g}")
+    raise VerifyInputError("sm_scale", repr(scale), f"a number from {MIN_SCALE:g} to {MAX_SCALE:g}")
 
 
 def _check_batch(batch: VerifyBatch, H: int | str = "H") -> Views:
