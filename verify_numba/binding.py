@@ -7,7 +7,7 @@ from typing import Any
 
 from verify_numba.arrays import same_metadata
 from verify_numba.batch import VerifyBatch
-from verify_numba.validate import MAX_SCALE, Addresses, Form, check_call, check_scale
+from verify_numba.validate import MAX_SCALE, MIN_SCALE, Addresses, Form, check_call, check_scale
 
 Bound = tuple[Form, Addresses, float]
 """A checked call: its form, its addresses and its sm_scale."""
@@ -30,7 +30,7 @@ class Binder:
     def bind(self, batch: VerifyBatch, out: Any, lse: Any | None) -> Bound:
         """The call in numbers. Raises VerifyInputError, naming the field."""
         scale = batch.sm_scale
-        if type(scale) is not float or not 0.0 < scale <= MAX_SCALE:
+        if type(scale) is not float or not MIN_SCALE <= scale <= MAX_SCALE:
             scale = check_scale(scale)
         q, k, pool, mask, starts = batch.q, batch.k, batch.kv_pool, batch.custom_mask, batch.mask_indptr
         qo, kv, slots = batch.qo_indptr, batch.kv_indptr, batch.kv_indices

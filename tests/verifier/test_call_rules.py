@@ -205,7 +205,10 @@ def test_neighbours_in_one_allocation_do_not_overlap(kind):
 
 @pytest.mark.parametrize(
     "scale",
-    [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0, -0.5, 1e39, 4e-46, 1e-40, "0.1", None, 1j, np.float32("nan"), [0.1]],
+    [
+        float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0, -0.5, 1e39, 4e-46, 1e-40, "0.1", None, 1j,
+        np.float32("nan"), [0.1],
+    ],  # fmt: skip
     ids=repr,
 )
 def test_a_scale_that_float32_does_not_have_above_zero_is_refused(scale):
