@@ -121,7 +121,9 @@ def _text(cc: ComputeCapability) -> str:
 
 
 def _chosen(wanted: list[str] | None, names: list[str]) -> list[str]:
-    unknown = sorted(set(wanted or ()) - set(names))
+    """Kernels by their names; a variant's own name, as plans and documents have it, will do."""
+    wanted = [f"verify_{name}" if f"verify_{name}" in names else name for name in wanted or ()]
+    unknown = sorted(set(wanted) - set(names))
     if unknown:
         raise UsageError(f"--variant {' '.join(unknown)}: expected one of {', '.join(names)}")
     return wanted or names

@@ -38,16 +38,6 @@ class ServerShape:
     block: int = DEFAULT_BLOCK
 
 
-class RequestLike(Protocol):
-    """What the simulator sees of a request; see ``ModelReq``."""
-
-    tokens: NDArray[np.int64]
-    known: int
-    committed: int
-    allocated: int
-    protected: int
-
-
 class Backend(Protocol):
     """Operations of a request's life; see ``ModelCache``.
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import jsonio
-from harness.bench_machine import describe_here
 from harness.defrag_live_report import faults_of, print_runs
 from harness.defrag_live_run import TierRun, TierRunner
 from harness.errors import UsageError
@@ -87,6 +86,8 @@ def _compare(args: argparse.Namespace, tiers: list[str], spec: LiveSpec, folder:
     faults = [fault for one in runs for fault in faults_of(one, args.verify == "on", args.tie)]
     print_runs(runs, faults, args.tie, console)
     if args.json:
+        from harness.bench_machine import describe_here  # needs torch, which the simulator does without
+
         document = {
             "format": "defrag-live-1",
             "spec": asdict(spec),

@@ -47,6 +47,8 @@ class Diagnosis:
         tools = [f"{tool:18s} {shutil.which(tool) or '-'}" for tool in TOOLS]
         versions = [f"{name:18s} {version or '-'}" for name, version in self.versions.items()]
         findings = [f"{f.level}: {f.text}" for f in self.findings] or ["nothing in the way"]
+        if not self.gpus.found:
+            findings.append("no GPU: the kernels run on the CPU")
         sections = {
             "GPU": _gpu_lines(self.gpus),
             "versions": versions,

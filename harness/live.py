@@ -7,7 +7,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.bench_machine import describe_here
 from harness.errors import UsageError
 from harness.jsonio import check_target, write_json
 from harness.live_model import build_model
@@ -44,6 +43,8 @@ def _tell(comparison: Comparison, json_target: str | None) -> int:
     for failure in comparison.failures:
         print(failure, file=sys.stderr)
     if json_target:
+        from harness.bench_machine import describe_here  # needs torch, whose absence is said before
+
         write_json({**comparison.as_json(), **describe_here()}, json_target)
     if json_target != "-":
         print_comparison(comparison)

@@ -48,11 +48,11 @@ class ModeRun:
 def refuse_without_engine(gpus: int = 1) -> None:
     """Say at once what is missing for a live run on `gpus` GPUs. Raises UsageError."""
     if importlib.util.find_spec("sglang") is None:
-        raise UsageError("live: SGLang is not installed in this Python environment")
+        raise UsageError("a live run needs SGLang, which is not installed in this Python environment")
     import torch
 
     if not torch.cuda.is_available():
-        raise UsageError("live: no GPU that torch can use; a live engine needs one")
+        raise UsageError("a live run needs a GPU that torch can use; there is none")
     if torch.cuda.device_count() < gpus:
         raise UsageError(f"live: --tp {gpus} needs as many GPUs, found {torch.cuda.device_count()}")
 

@@ -57,14 +57,14 @@ def test_bad_options(arguments, says):
 
 def test_refused_without_sglang(monkeypatch):
     monkeypatch.setattr(live_run.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="SGLang is not installed"):
+    with pytest.raises(UsageError, match="needs SGLang, which is not installed"):
         live.run(parsed())
 
 
 def test_refused_without_a_gpu(monkeypatch):
     monkeypatch.setattr(live_run.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="no GPU"):
+    with pytest.raises(UsageError, match="needs a GPU that torch can use"):
         live.run(parsed())
 
 

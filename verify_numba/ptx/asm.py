@@ -171,28 +171,20 @@ def less(b: Any, x: Any, bound: int) -> Any:
     return b.zext(b.icmp_signed("<", x, integer(bound)), I32)
 
 
-def store_shared(b: Any, address: Any, offset: int, values: Sequence[Any], flag: Any | None = None) -> None:
-    """st.shared of 1, 2 or 4 words, where the flag is set."""
-    n = len(values)
-    kind = {F32: "f", I32: "r"}[values[0].type]
-    width = {1: "", 2: ".v2", 4: ".v4"}[n]
-    regs = ",".join(f"${i + 1}" for i in range(n))
-    data = f"{{{regs}}}" if n > 1 else regs
-    constraints = ",".join(["r"] + [kind] * n)
-    if flag is None:
-        text = f"st.shared{width}.b32 [$0{plus(offset)}], {data};"
-        asm(b, VOID, text, constraints + ",~{memory}", [address, *values])
-    else:
-        text = f"{{.reg .pred p; setp.ne.s32 p, ${n + 1}, 0; @p st.shared{width}.b32 [$0{plus(offset)}], {data};}}"
-        asm(b, VOID, text, constraints + ",r,~{memory}", [address, *values, flag])
+def store_shared(b: Any, address: Any, offset: int, values: Sequence[Any]) -> None:
+    """st.shared of one or four words."""
+    n, kind = len(values), {F32: "f", I32: "r"}[values[0].type]
+    registers = ",".join(f"${i + 1}" for i in range(n))
+    data = f".v4.b32 [$0{plus(offset)}], {{{registers}}}" if n == 4 else f".b32 [$0{plus(offset)}], {registers}"
+    asm(b, VOID, f"st.shared{data};", ",".join(["r"] + [kind] * n) + ",~{memory}", [address, *values])
 
 
 def load_shared(b: Any, address: Any, offset: int, n: int, kind: Any = F32) -> list[Any]:
+    """ld.shared of one or four words."""
     letter = {F32: "f", I32: "r"}[kind]
-    width = {1: "", 2: ".v2", 4: ".v4"}[n]
-    regs = ",".join(f"${i}" for i in range(n))
-    data = f"{{{regs}}}" if n > 1 else regs
-    text = f"ld.shared{width}.b32 {data}, [${n}{plus(offset)}];"
+    registers = ",".join(f"${i}" for i in range(n))
+    data = f".v4.b32 {{{registers}}}" if n == 4 else f".b32 {registers}"
+    text = f"ld.shared{data}, [${n}{plus(offset)}];"
     return asm_many(b, kind, n, text, ",".join([f"={letter}"] * n + ["r", "~{memory}"]), [address])
 
 
